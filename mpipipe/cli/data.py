@@ -1,0 +1,114 @@
+"""``mpipipe data``: token files from text. Needs neither torch nor MPI."""
+
+from __future__ import annotations
+
+import glob
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mpipipe.cli.options import Json, new_group
+from mpipipe.cli.output import print_json
+from mpipipe.cli.progress import counted_progress
+from mpipipe.errors import ConfigError
+from mpipipe.units import format_bytes
+
+if TYPE_CHECKING:
+    from mpipipe.formats.tokens import TokensInfo
+
+app = new_group("Token files.")
+
+
+@app.command()
+def build(
+    texts: Annotated[
+        list[str],
+        typer.Argument(metavar="TEXT...", help="Files, folders or globs; each file is a document.", show_default=False),
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The token file.", show_default=False)],
+    validation: Annotated[
+        Path | None,
+        typer.Option("--validation", metavar="FILE", help="A second token file, held out.", show_default=False),
+    ] = None,
+    every: Annotated[
+        int,
+        typer.Option("--validation-every", metavar="N", help="Every Nth document goes to the validation file.", min=2),
+    ] = 10,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Make a token file from text, one token a byte (model.vocab = 256)."""
+    from mpipipe.data import build_byte_tokens
+
+    files = find_files(texts)
+    with counted_progress("reading") as progress:
+        built = build_byte_tokens(
+            files,
+            output,
+            progress,
+            validation=validation,
+            validation_every=0 if validation is None else every,
+            overwrite=overwrite,
+        )
+    made = {"train": built.train, "validation": built.validation}
+    if as_json:
+        print_json({name: _as_object(info) if info else None for name, info in made.items()})
+        return
+    for info in made.values():
+        if info is not None:
+            print(f"{info.path}: {info.length} tokens of {info.num_documents} documents, vocabulary {info.vocab}")
+
+
+@app.command("info")
+def show_info(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A token file.", show_default=False)],
+    as_json: Json = False,
+) -> None:
+    """Show what a token file holds and where it comes from."""
+    from mpipipe.formats.tokens import TokensFile
+
+    info = TokensFile(file).info
+    if as_json:
+        print_json(_as_object(info))
+        return
+    print(f"{info.path}: {info.length} tokens ({info.dtype}) of {info.num_documents} documents")
+    print(f"tokenizer {info.tokenizer}, vocabulary {info.vocab}, largest id {info.max_id}")
+    for source in info.sources:
+        print(f"{source.checksum}  {format_bytes(source.size_bytes):>10}  {source.path}")
+
+
+def find_files(entries: list[str]) -> list[Path]:
+    """The files of a list of files, folders (all files below, except hidden ones) and globs; sorted, each once.
+
+    Raises ConfigError for an entry that names no file.
+    """
+    found: set[Path] = set()
+    for entry in entries:
+        path = Path(entry)
+        if path.is_dir():
+            below = (file for file in path.rglob("*") if file.is_file())
+            files = [file for file in below if not any(part.startswith(".") for part in file.relative_to(path).parts)]
+        elif path.exists():
+            files = [path]
+        else:
+            files = [Path(match) for match in glob.glob(entry, recursive=True) if Path(match).is_file()]
+        if not files:
+            raise ConfigError(f"{entry} names no file (current folder: {Path.cwd()})", key="TEXT", value=entry)
+        found.update(files)
+    return sorted(found)
+
+
+def _as_object(info: TokensInfo) -> dict[str, Any]:
+    return {
+        "path": str(info.path),
+        "tokens": info.length,
+        "vocab": info.vocab,
+        "max_id": info.max_id,
+        "dtype": str(info.dtype),
+        "tokenizer": info.tokenizer,
+        "documents": info.num_documents,
+        "sources": [
+            {"path": source.path, "bytes": source.size_bytes, "checksum": source.checksum} for source in info.sources
+        ],
+    }

@@ -1,0 +1,181 @@
+"""``mpipipe doctor``: what this machine and this launcher give, a verdict a line."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import typer
+
+from mpipipe import __version__, environment
+from mpipipe.cli.errors import EXIT_ENVIRONMENT
+from mpipipe.cli.options import Json
+from mpipipe.cli.output import print_json
+from mpipipe.errors import MpipipeError
+
+if TYPE_CHECKING:
+    from mpipipe.transport import Transport
+
+Level = Literal["ok", "missing", "warning", "wrong"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One line of the report. ``wrong``: nothing that needs it works; ``missing``: not installed, and not needed for
+    all verbs."""
+
+    subject: str
+    level: Level
+    text: str
+
+
+def add_to(app: typer.Typer) -> None:
+    """Put the verb into the tree."""
+    app.command()(doctor)
+
+
+def doctor(as_json: Json = False) -> None:
+    """Say what this machine and launcher give."""
+    found: list[Verdict] = []
+    launcher = environment.launcher()
+    first = launcher.rank in (None, 0)
+    if first:
+        for verdict in local_verdicts(Path.cwd()):
+            _add(found, verdict, as_json)
+    transport = _open(found, first, as_json)
+    if transport is not None:
+        for verdict in _world_verdicts(transport):
+            if first:
+                _add(found, verdict, as_json)
+        transport.close()
+    if first and as_json:
+        print_json({"ok": not _any_wrong(found), "verdicts": [asdict(verdict) for verdict in found]})
+    raise typer.Exit(EXIT_ENVIRONMENT if _any_wrong(found) else 0)
+
+
+def _add(found: list[Verdict], verdict: Verdict, as_json: bool) -> None:
+    found.append(verdict)
+    if not as_json:
+        print(f"{verdict.level:8s}{verdict.subject}: {verdict.text}", flush=True)
+
+
+def _any_wrong(found: list[Verdict]) -> bool:
+    return any(verdict.level == "wrong" for verdict in found)
+
+
+def local_verdicts(folder: Path) -> Iterator[Verdict]:
+    """What one process can tell without MPI; ``folder`` is where file locks are tried."""
+    versions = environment.software_versions()
+    yield Verdict("Python", "ok", f"{versions['python']}")
+    yield Verdict("mpipipe", "ok", __version__)
+    for package in ("numpy", "h5py", "pydantic"):
+        yield _package(package, versions[package], "pip install mpipipe")
+    yield _package("torch", versions["torch"], "pip install 'mpipipe[train]'")
+    yield _package("mpi4py", versions["mpi4py"], "pip install 'mpipipe[train,mpi]'")
+    yield _devices(versions["cupy"])
+    yield _cores()
+    yield _locks(folder)
+
+
+def _package(name: str, version: str | None, install: str) -> Verdict:
+    """Whether a package is there and can be loaded. mpi4py is tried later, with MPI; h5py is loaded through our own
+    formats."""
+    optional = name in ("torch", "mpi4py")
+    if version is None:
+        return Verdict(name, "missing" if optional else "wrong", f"not installed: {install}")
+    text = version
+    try:
+        if name == "h5py":
+            hdf5 = importlib.import_module("mpipipe.formats.hdf5")
+            text += f" (HDF5 {hdf5.library_version()})"
+        elif name != "mpi4py":
+            importlib.import_module(name)
+    except Exception as error:
+        return Verdict(name, "wrong", f"{version} can't be loaded: {type(error).__name__}: {error}")
+    return Verdict(name, "ok", text)
+
+
+def _devices(cupy: str | None) -> Verdict:
+    nodes = sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*"))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    text = f"{len(nodes)} NVIDIA devices ({' '.join(nodes)})" if nodes else "no NVIDIA device"
+    if visible is not None:
+        text += f", CUDA_VISIBLE_DEVICES={visible}"
+    text += f"; CuPy {cupy}" if cupy else "; CuPy not installed"
+    return Verdict("devices", "ok", f"{text}; this version trains on the CPU")
+
+
+def _cores() -> Verdict:
+    cores, total = environment.available_cores(), os.cpu_count()
+    ranks = environment.launcher().ranks_on_node or 1
+    threads = environment.threads_per_rank(ranks)
+    level: Level = "warning" if ranks > cores and cores == total else "ok"
+    text = f"this process may use {cores} of {total}; {ranks} ranks on this node, {threads} threads a rank"
+    return Verdict("cores", level, text + (": more ranks than cores" if level == "warning" else ""))
+
+
+def _locks(folder: Path) -> Verdict:
+    """Try the lock that HDF5 asks for."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return Verdict(
+            "file locks", "warning", f"{folder}: {error.strerror or error}; files are opened without locks there"
+        )
+    return Verdict("file locks", "ok", f"work in {folder}")
+
+
+def _open(found: list[Verdict], first: bool, as_json: bool) -> Transport | None:
+    """The world of this launch, or None with the reason told."""
+    name = environment.launcher().name
+    transport = None
+    try:
+        from mpipipe.transport import open_world
+
+        transport = open_world()
+        environment.check_world(transport.size)
+    except ImportError as error:
+        level: Level = "wrong" if environment.launcher().rank is not None else "missing"
+        verdict = Verdict("MPI", level, f"launcher: {name}; not tried: {error}")
+    except MpipipeError as error:
+        verdict = Verdict("MPI", "wrong", str(error))
+    else:
+        return transport
+    if first:
+        _add(found, verdict, as_json)
+    if transport is not None:
+        transport.close()
+    return None
+
+
+def _world_verdicts(transport: Transport) -> Iterator[Verdict]:
+    """What all ranks know together. Collective."""
+    from mpipipe.collectives import all_gather_objects
+
+    mine: dict[str, Any] = {
+        "node": environment.node_name(),
+        "local_size": transport.local_size,
+        "cores": environment.available_cores(),
+        "threads": environment.threads_per_rank(transport.local_size),
+        "library": transport.library,
+    }
+    ranks = all_gather_objects(transport, mine)
+    yield Verdict("MPI", "ok", f"{' '.join(mine['library'].split())}; launcher: {environment.launcher().name}")
+    libraries = {rank["library"] for rank in ranks}
+    if len(libraries) > 1:
+        yield Verdict("MPI", "wrong", f"ranks load different libraries: {', '.join(sorted(libraries))}")
+    nodes: dict[str, int] = {}
+    for rank in ranks:
+        nodes[rank["node"]] = nodes.get(rank["node"], 0) + 1
+    per_node = ", ".join(f"{count} on {node}" for node, count in nodes.items())
+    yield Verdict("ranks", "ok", f"{transport.size}: {per_node}")
+    threads = sorted({rank["threads"] for rank in ranks})
+    level: Level = "ok" if len(threads) == 1 else "warning"
+    yield Verdict("threads", level, f"{' or '.join(str(count) for count in threads)} a rank")

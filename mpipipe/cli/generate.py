@@ -1,0 +1,43 @@
+"""``mpipipe generate``: text from a checkpoint, in one process. Needs torch."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Annotated
+
+import typer
+
+from mpipipe.cli.options import Json, RunDir
+from mpipipe.cli.output import print_json
+from mpipipe.errors import MissingDependencyError
+
+
+def add_to(app: typer.Typer) -> None:
+    """Put the verb into the tree."""
+    app.command()(generate)
+
+
+def generate(
+    run_dir: RunDir,
+    prompt: Annotated[
+        str, typer.Option("--prompt", metavar="TEXT", help="The text to go on from.", show_default=False)
+    ],
+    max_tokens: Annotated[int, typer.Option("--max-tokens", help="Tokens to add.", min=1)] = 128,
+    step: Annotated[
+        int | None, typer.Option("--step", help="Default: the newest complete checkpoint.", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Continue a text with a run's checkpoint.
+
+    In one process, whatever number of ranks it was saved at.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise MissingDependencyError("generate needs torch, which is not installed: pip install 'mpipipe[train]'")
+    from mpipipe.generate import generate as run
+
+    text = run(run_dir, prompt, max_tokens, step)
+    if as_json:
+        print_json({"prompt": prompt, "text": text})
+    else:
+        print(prompt + text)

@@ -1,0 +1,49 @@
+"""Where log lines go: the console and, during a run, the run folder. The one place that attaches handlers."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mpipipe.log import LOGGER, ContextFilter, LogContext, console_level, line_formatter
+
+
+def _made(folder: Path) -> bool:
+    """Whether the folder is there now; where it can't be made the run itself says so."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def logging_to(context: LogContext, file: Path | None = None) -> Iterator[None]:
+    """Within the block: log lines to standard error by the rank's level, and all of them to ``file`` (made at its first
+    line)."""
+    logger = logging.getLogger(LOGGER)
+    console = logging.StreamHandler(sys.stderr)
+    console.setLevel(console_level(context.rank))
+    handlers: list[logging.Handler] = [console]
+    if file is not None and _made(file.parent):
+        to_file = logging.FileHandler(file, encoding="utf-8", delay=True)
+        to_file.setLevel(logging.DEBUG)
+        handlers.append(to_file)
+    for handler in handlers:
+        handler.addFilter(ContextFilter(context))
+        handler.setFormatter(line_formatter())
+        logger.addHandler(handler)
+    before = (logger.level, logger.propagate)
+    logger.setLevel(logging.DEBUG if file is not None else logging.INFO)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.level, logger.propagate = before
+        logger.setLevel(before[0])
+        for handler in handlers:
+            logger.removeHandler(handler)
+            handler.close()

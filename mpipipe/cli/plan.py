@@ -1,0 +1,52 @@
+"""``mpipipe plan``: what a run will look like before it runs. Needs neither torch nor MPI."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mpipipe.cli.options import Json, RunFile, Settings
+from mpipipe.cli.output import print_json
+from mpipipe.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mpipipe.config import Config
+
+
+def add_to(app: typer.Typer) -> None:
+    """Put the verb into the tree."""
+    app.command()(plan)
+
+
+def plan(
+    run_file: RunFile,
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            "--ranks", metavar="N", help="Default: pipeline.ranks of the run file.", min=1, show_default=False
+        ),
+    ] = None,
+    settings: Settings = None,
+    as_json: Json = False,
+) -> None:
+    """Say how a run file's model is cut and how busy the ranks will be."""
+    from mpipipe.config import Config
+    from mpipipe.planner import plan as make_plan
+
+    config = Config.load(run_file, settings or ())
+    number = config.pipeline.ranks if ranks is None else ranks
+    if number is None:
+        raise ConfigError("the number of ranks is not known", file=run_file, key="pipeline.ranks", allowed="--ranks N")
+    report = make_plan(_for_ranks(config, number, run_file), number)
+    if as_json:
+        print_json(report.figures())
+    else:
+        print(report)
+
+
+def _for_ranks(config: Config, ranks: int, run_file: Path) -> Config:
+    """The config with ``pipeline.ranks`` set, checked anew; ``--ranks`` counts more than the file's number."""
+    free = config.model_copy(update={"pipeline": config.pipeline.model_copy(update={"ranks": None})})
+    return free.resolve(ranks, run_file)

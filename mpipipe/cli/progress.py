@@ -1,0 +1,140 @@
+"""How far a run is: a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol, TextIO
+
+from mpipipe.units import format_seconds
+
+
+class StepLine(Protocol):
+    """Takes a run's reports: one a step (``step``, ``steps``, ``loss``, ``lr``, ``tokens_per_s``, ``bubble_fraction``),
+    and others.
+
+    ``event`` says which it is: ``"start"``, ``"step"`` (also without ``event``), ``"evaluation"``, ``"checkpoint"``.
+    """
+
+    def __call__(self, figures: Mapping[str, object]) -> None: ...
+
+
+def _number(value: object, form: str) -> str:
+    return format(value, form) if isinstance(value, int | float) else "-"
+
+
+def step_text(figures: Mapping[str, object]) -> str:
+    """One line for a step: ``step 20/200  loss 3.2145  lr 0.001  5120 tokens/s  bubble 12.3 %``."""
+    bubble = figures.get("bubble_fraction")
+    idle = 100 * bubble if isinstance(bubble, int | float) else None
+    return (
+        f"step {figures.get('step')}/{figures.get('steps')}  loss {_number(figures.get('loss'), '.4f')}  "
+        f"lr {_number(figures.get('lr'), '.3g')}  {_number(figures.get('tokens_per_s'), '.0f')} tokens/s  "
+        f"bubble {_number(idle, '.1f')} %"
+    )
+
+
+def event_text(figures: Mapping[str, object]) -> str:
+    """One line for a report that is not of a step."""
+    event, step = figures.get("event"), figures.get("step")
+    if event == "start":
+        begin = f"starts at step {step} of {figures.get('steps')}"
+        return "\n  ".join([begin, *str(figures.get("partition", "")).splitlines()])
+    if event == "evaluation":
+        return f"step {step}: validation loss {_number(figures.get('validation_loss'), '.4f')}"
+    if event == "checkpoint":
+        return f"step {step}: saved {figures.get('path')}"
+    return ", ".join(f"{key} {value}" for key, value in figures.items())
+
+
+def is_step(figures: Mapping[str, object]) -> bool:
+    """Whether a report is that of a step."""
+    return figures.get("event", "step") == "step"
+
+
+@contextmanager
+def step_progress(every_steps: int, stream: TextIO | None = None) -> Iterator[StepLine]:
+    """A StepLine that shows steps on ``stream`` (default: standard error).
+
+    A terminal gets a bar with the newest figures. Anything else gets a line for the first step it sees, then for every
+    multiple of ``every_steps`` and for the last. Other reports get a line each on both.
+    """
+    out = sys.stderr if stream is None else stream
+    if not out.isatty():
+        yield _plain_lines(every_steps, out)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), TextColumn("{task.description}", markup=False), TimeRemainingColumn())
+    with Progress(*columns, console=Console(file=out)) as bar:
+        task = bar.add_task("first step", total=None)
+
+        def show(figures: Mapping[str, object]) -> None:
+            if not is_step(figures):
+                bar.console.print(event_text(figures), markup=False, highlight=False)
+                return
+            steps, step = figures.get("steps"), figures.get("step")
+            bar.update(
+                task,
+                description=step_text(figures),
+                total=float(steps) if isinstance(steps, int) else None,
+                completed=float(step) if isinstance(step, int) else 0.0,
+            )
+
+        yield show
+
+
+def _plain_lines(every_steps: int, out: TextIO) -> StepLine:
+    shown: list[object] = []
+
+    def show(figures: Mapping[str, object]) -> None:
+        if not is_step(figures):
+            print(event_text(figures), file=out, flush=True)
+            return
+        step = figures.get("step")
+        due = isinstance(step, int) and step % every_steps == 0
+        if due or not shown or step == figures.get("steps"):
+            shown[:] = [step]
+            print(step_text(figures), file=out, flush=True)
+
+    return show
+
+
+@contextmanager
+def counted_progress(what: str, stream: TextIO | None = None) -> Iterator[_Counter]:
+    """A callback ``(done, total)`` in bytes for work that may take over two seconds: a bar on a terminal, a line every
+    ten seconds elsewhere."""
+    out = sys.stderr if stream is None else stream
+    counter = _Counter(what, out)
+    yield counter
+    counter.finish()
+
+
+class _Counter:
+    """Counts bytes; says nothing in the first two seconds."""
+
+    def __init__(self, what: str, out: TextIO) -> None:
+        self._what, self._out = what, out
+        self._begun = self._told = time.monotonic()
+        self._interval_s = 0.2 if out.isatty() else 10.0
+        self._shown = False
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._begun < 2.0 or now - self._told < self._interval_s:
+            return
+        self._told, self._shown = now, True
+        share = done / total if total else 1.0
+        left = (now - self._begun) * (1 / share - 1) if share else float("inf")
+        ending = "\r" if self._out.isatty() else "\n"
+        print(
+            f"{self._what}: {100 * share:.0f} %, {format_seconds(left)} left   ", end=ending, file=self._out, flush=True
+        )
+
+    def finish(self) -> None:
+        """End the line of a terminal."""
+        if self._shown and self._out.isatty():
+            print(file=self._out, flush=True)

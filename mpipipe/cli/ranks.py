@@ -1,0 +1,153 @@
+"""Running a verb on every rank of an MPI launch: what all agree on, what is printed once, and how the job ends when one
+rank fails.
+
+A fault that all ranks see alike (a wrong run file) is gathered, printed by rank 0, and every rank returns the same
+code. Anything else on one rank is told by that rank, which then ends the job: the others may be waiting for its
+messages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from mpipipe import environment
+from mpipipe.cli.errors import EXIT_ENVIRONMENT, EXIT_FAILURE, error_object, exit_code, message, report, show_text
+from mpipipe.errors import ConfigError, MissingDependencyError, MpipipeError, SetupError
+
+if TYPE_CHECKING:
+    from mpipipe.config import Config
+    from mpipipe.transport import Transport
+
+AGREE_TIMEOUT_S = 20.0
+"""Ranks that see a fault alike meet within this time; a rank that waits for the others longer ends the job."""
+
+_OTHERS_FIRST_S = 1.0
+
+
+def on_ranks(
+    prepare: Callable[[int], Config],
+    work: Callable[[Config, Transport], int],
+    *,
+    as_json: bool,
+    open_world: Callable[[], Transport] | None = None,
+) -> int:
+    """Open the world, let all ranks agree on the config of ``prepare(num_ranks)``, run ``work`` and return the exit
+    code.
+
+    ``work`` returns the code, the same on all ranks. Does not return when a rank fails alone: the whole job ends with
+    code 1.
+    """
+    try:
+        transport = (open_world or _open_world)()
+        environment.check_world(transport.size)
+    except SetupError as error:
+        return _report_from_one_process(error, as_json)
+    try:
+        config = _agree(transport, prepare, as_json)
+        code = config if isinstance(config, int) else work(config, transport)
+        sys.stdout.flush()
+        transport.close()
+    except KeyboardInterrupt:
+        _end_job(transport, f"rank {transport.rank} was interrupted\n")
+    except MpipipeError as error:
+        if not error.seen_alike:
+            _fail(transport, error, as_json)
+        code = _tell_once(transport, error, as_json)
+    except BaseException as error:
+        _fail(transport, error, as_json)
+    return code
+
+
+def _open_world() -> Transport:
+    if importlib.util.find_spec("torch") is None:
+        raise MissingDependencyError("this verb needs torch, which is not installed: pip install 'mpipipe[train]'")
+    from mpipipe.transport import open_world
+
+    return open_world()
+
+
+def _agree(transport: Transport, prepare: Callable[[int], Config], as_json: bool) -> Config | int:
+    """The config, if every rank has it and has the same; else the exit code, after rank 0 has told the first fault."""
+    from mpipipe.collectives import all_gather_objects
+
+    config: Config | None = None
+    mine: dict[str, Any]
+    try:
+        config = prepare(transport.size)
+        mine = {"code": 0, "digest": hashlib.sha256(config.to_toml().encode()).hexdigest()}
+    except MpipipeError as error:
+        mine = _as_found(error)
+    everyone = all_gather_objects(transport, mine)
+    first = next((found for found in everyone if found["code"]), None)
+    if first is None and config is not None:
+        other = next((rank for rank, found in enumerate(everyone) if found["digest"] != everyone[0]["digest"]), None)
+        if other is None:
+            return config
+        first = _as_found(
+            ConfigError(f"rank {other} reads another run file than rank 0: all ranks need the same file and settings")
+        )
+    assert first is not None
+    if transport.rank == 0:
+        _tell(first, as_json)
+    return int(first["code"])
+
+
+def _as_found(error: MpipipeError) -> dict[str, Any]:
+    return {"code": exit_code(error), "text": message(error), "object": error_object(error)}
+
+
+def _tell(found: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(found["object"]), flush=True)
+    else:
+        show_text(found["text"])
+
+
+def _tell_once(transport: Transport, error: MpipipeError, as_json: bool) -> int:
+    """Make sure that all ranks have met a fault, tell it from rank 0, and close.
+
+    A rank that is alone with it, against what its class says, ends the job.
+    """
+    from mpipipe.collectives import all_gather_objects
+
+    try:
+        transport.configure(timeout_s=AGREE_TIMEOUT_S, wait="auto")
+        codes = all_gather_objects(transport, exit_code(error))
+        if transport.rank == 0:
+            report(error, as_json=as_json)
+        transport.close()
+    except Exception:
+        _fail(transport, error, as_json)
+    return int(codes[0])
+
+
+def _report_from_one_process(error: MpipipeError, as_json: bool) -> int:
+    """Tell of a fault that came before MPI could count the ranks, from the launcher's first process alone.
+
+    The other processes wait a moment, since some launchers kill all at the first exit code that is not 0.
+    """
+    if environment.launcher().rank in (None, 0):
+        return report(error, as_json=as_json)
+    time.sleep(_OTHERS_FIRST_S)
+    return EXIT_ENVIRONMENT
+
+
+def _fail(transport: Transport, error: BaseException, as_json: bool) -> NoReturn:
+    if as_json:
+        sys.stdout.write(json.dumps(error_object(error)) + "\n")
+    _end_job(transport, f"rank {transport.rank} failed\n" + "".join(traceback.format_exception(error)))
+
+
+def _end_job(transport: Transport, text: str) -> NoReturn:
+    """``text`` in one write, so that the lines of several ranks do not mix; then the end of every rank."""
+    sys.stderr.write(text)
+    sys.stderr.flush()
+    sys.stdout.flush()
+    transport.abort(EXIT_FAILURE)

@@ -1,0 +1,160 @@
+"""``mpipipe train`` and ``mpipipe eval``: the verbs that run on every rank of an MPI launch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mpipipe.cli.log_handlers import logging_to
+from mpipipe.cli.options import Json, RunFile, Settings
+from mpipipe.cli.output import print_json
+from mpipipe.cli.progress import is_step, step_progress
+from mpipipe.cli.ranks import on_ranks
+from mpipipe.errors import ConfigError, ScheduleError
+from mpipipe.log import LogContext
+
+if TYPE_CHECKING:
+    from mpipipe.config import Config
+    from mpipipe.transport import Transport
+
+Resume = Annotated[
+    str | None,
+    typer.Option(
+        "--resume", metavar="auto|never|PATH", help="In place of the run file's run.resume.", show_default=False
+    ),
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Put the verbs into the tree."""
+    app.command()(train)
+    app.command("eval")(evaluate)
+
+
+def train(run_file: RunFile, settings: Settings = None, resume: Resume = None, as_json: Json = False) -> None:
+    """Train a model over all ranks.
+
+    Start it on every rank: mpirun -n 4 mpipipe train RUN.toml
+    """
+
+    def work(config: Config, transport: Transport) -> int:
+        return _train(config, transport, resume, as_json)
+
+    def prepare(num_ranks: int) -> Config:
+        return prepare_config(run_file, settings, num_ranks, "data.train")
+
+    raise typer.Exit(on_ranks(prepare, work, as_json=as_json))
+
+
+def evaluate(run_file: RunFile, settings: Settings = None, resume: Resume = None, as_json: Json = False) -> None:
+    """Loss over the validation tokens.
+
+    With the weights of the newest checkpoint; changes nothing.
+    """
+
+    def work(config: Config, transport: Transport) -> int:
+        return _evaluate(config, transport, resume, as_json)
+
+    def prepare(num_ranks: int) -> Config:
+        return prepare_config(run_file, settings, num_ranks, "data.validation")
+
+    raise typer.Exit(on_ranks(prepare, work, as_json=as_json))
+
+
+def prepare_config(run_file: Path, settings: list[str] | None, num_ranks: int, *needed: str) -> Config:
+    """The run file's config for ``num_ranks`` ranks; the same or the same ConfigError on every rank."""
+    from mpipipe.config import Config, unknown_schedule
+    from mpipipe.schedule import build, names
+
+    config = Config.load(run_file, settings or ())
+    config.require(*needed, file=run_file)
+    config = config.resolve(num_ranks, run_file)
+    pipeline = config.pipeline
+    if pipeline.schedule not in names():
+        raise unknown_schedule(pipeline.schedule, names(), run_file)
+    try:
+        build(pipeline.schedule, p=num_ranks, v=pipeline.chunks, m=config.num_microbatches)
+    except ScheduleError as error:
+        raise ConfigError(str(error), file=run_file, key="pipeline.schedule", value=pipeline.schedule) from None
+    return config
+
+
+def _train(config: Config, transport: Transport, resume: str | None, as_json: bool) -> int:
+    from mpipipe.formats.paths import RunPaths
+    from mpipipe.trainer import train_run
+
+    context = _log_context(config, transport)
+    with ExitStack() as stack:
+        stack.enter_context(logging_to(context, RunPaths(config.run_dir).log(transport.rank)))
+        show = None
+        if transport.rank == 0:
+            _advise(config)
+            stream = sys.stderr if as_json or sys.stderr.isatty() else sys.stdout
+            show = stack.enter_context(step_progress(config.log.every_steps, stream))
+
+        def report(figures: Mapping[str, object]) -> None:
+            step = figures.get("step")
+            if is_step(figures) and isinstance(step, int):
+                context.step = step
+            if show is not None:
+                show(figures)
+
+        outcome = train_run(config, transport, resume=resume, report=report)
+    if transport.rank == 0:
+        figures = asdict(outcome) | {"checkpoint": None if outcome.checkpoint is None else str(outcome.checkpoint)}
+        if as_json:
+            print_json({"run_dir": str(config.run_dir), **figures})
+        else:
+            print(_end_text(figures), flush=True)
+    return outcome.exit_code
+
+
+def _end_text(figures: Mapping[str, object]) -> str:
+    how = "done" if figures["exit_code"] == 0 else "stopped before run.time_limit, start it again to go on"
+    parts = [f"{how}: step {figures['step']}"]
+    for key, name in (("loss", "loss"), ("validation_loss", "validation loss")):
+        value = figures[key]
+        if isinstance(value, float):
+            parts.append(f"{name} {value:.4f}")
+    if figures["checkpoint"] is not None:
+        parts.append(f"saved in {figures['checkpoint']}")
+    return ", ".join(parts)
+
+
+def _evaluate(config: Config, transport: Transport, resume: str | None, as_json: bool) -> int:
+    from mpipipe.trainer import eval_run
+
+    with logging_to(_log_context(config, transport)):
+        figures = eval_run(config, transport, resume=resume)
+    if transport.rank == 0:
+        if as_json:
+            print_json(figures)
+        else:
+            print("  ".join(f"{key} {value}" for key, value in figures.items()), flush=True)
+    return 0
+
+
+def _log_context(config: Config, transport: Transport) -> LogContext:
+    from mpipipe.schedule import build
+    from mpipipe.topology import stages_on
+
+    pipeline = config.pipeline
+    placement = build(pipeline.schedule, p=transport.size, v=pipeline.chunks, m=1).placement
+    stages = stages_on(placement, transport.rank)
+    return LogContext(rank=transport.rank, stages=",".join(str(stage) for stage in stages))
+
+
+def _advise(config: Config) -> None:
+    """Say once what would make the pipeline busier."""
+    from mpipipe.planner import advice
+
+    pipeline = config.pipeline
+    assert pipeline.ranks is not None
+    for line in advice(pipeline.ranks, pipeline.chunks, config.num_microbatches, pipeline.schedule):
+        print(f"advice: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,206 @@
+"""The engine: does the next operation of its rank's program, and knows nothing of schedules.
+
+One kind of operation, one handler. What is computed comes from the stages, what moves goes through ``Mail``, and when
+it happened goes to the recorder.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+import torch
+
+from mpipipe.device import Buffer, Device
+from mpipipe.engine.feed import Feed
+from mpipipe.engine.messages import Mail
+from mpipipe.engine.program import Op, RankProgram
+from mpipipe.errors import EngineError
+from mpipipe.formats.trace import FLAG_GRADIENT, EventKind
+from mpipipe.schedule import Kind
+from mpipipe.stage import MicrobatchKey, Stage
+from mpipipe.trace import Recorder
+from mpipipe.transport import Transport
+
+STORY_LENGTH = 12
+
+_RECV_WAIT, _SEND_POST, _SEND_WAIT = int(EventKind.RECV_WAIT), int(EventKind.SEND_POST), int(EventKind.SEND_WAIT)
+_F, _B = int(EventKind.F), int(EventKind.B)
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What a rank knows after a run. ``loss_sum`` and ``count`` are of the whole batch on the owner of the last stage,
+    elsewhere 0.
+
+    ``start_ns``, ``end_ns``: this rank's clock at the first and after the last operation. ``peak_live``: most
+    microbatches (of all this rank's chunks) kept at once between their forward and their backward.
+    """
+
+    loss_sum: float
+    count: int
+    start_ns: int
+    end_ns: int
+    peak_live: int
+
+
+class Engine:
+    """Runs programs on one rank. Reused for any number of runs and tables."""
+
+    def __init__(
+        self, transport: Transport, device: Device, recorder: Recorder, stages: dict[int, Stage], num_stages: int
+    ) -> None:
+        self._stages = stages
+        self._last = num_stages - 1
+        self.recorder = recorder
+        self._rank = transport.rank
+        self._placed: frozenset[int] = frozenset(stages)
+        self.mail = Mail(transport, device)
+        self._story: deque[Op] = deque(maxlen=STORY_LENGTH)
+        handlers: dict[Kind, Callable[[Op], None]] = {
+            Kind.F: self._forward,
+            Kind.B: self._backward,
+            Kind.SEND_F: self._send,
+            Kind.SEND_B: self._send,
+            Kind.RECV_F: self._receive,
+            Kind.RECV_B: self._receive,
+        }
+        self._handlers = tuple(handlers.get(kind, self._refuse) for kind in Kind)
+
+    def run(self, program: RankProgram, feed: Feed) -> RunResult:
+        """Do every operation of ``program`` once.
+
+        A program without backward evaluates: nothing is kept, gradients stay as they are. Errors keep their type and
+        gain a note with rank, operation and the operations before it.
+        """
+        self._begin(program, feed)
+        handlers, story = self._handlers, self._story
+        start = time.perf_counter_ns()
+        op: Op | None = None
+        try:
+            for op in program.ops:
+                story.append(op)
+                handlers[op.kind](op)
+            self._finish_sends()
+        except Exception as error:
+            error.add_note(
+                f"mpipipe: rank {self._rank} at {op}; before it: {' '.join(map(str, list(story)[:-1])) or 'nothing'}"
+            )
+            raise
+        end = time.perf_counter_ns()
+        self._check_empty()
+        total = float(sum(value.double().item() for _, value in sorted(self._losses.items())))
+        return RunResult(total, self._count, start, end, self._peak_live)
+
+    def _begin(self, program: RankProgram, feed: Feed) -> None:
+        self._feed = feed
+        self._training = not program.forward_only
+        self._outputs: dict[tuple[int, int], torch.Tensor] = {}
+        self._gradients: dict[tuple[int, int], torch.Tensor] = {}
+        self._held: dict[tuple[int, int], list[Buffer]] = {}
+        self._losses: dict[int, torch.Tensor] = {}
+        self._count = 0
+        self._live = self._peak_live = 0
+        self._story.clear()
+        signatures: list[Hashable] = [(self._training, feed.signature(k)) for k in range(program.table.m)]
+        self.mail.begin(program.receives, signatures)
+
+    # --- handlers: one a kind ---
+
+    def _forward(self, op: Op) -> None:
+        stage, k = op.stage, op.microbatch
+        first = stage == 0
+        value: object = self._feed.inputs(k) if first else self._outputs.pop((stage, k))
+        target = self._feed.targets(k) if stage == self._last else None
+        key = MicrobatchKey(k, self._feed.draw(k))
+        t0 = time.perf_counter_ns()
+        if self._training:
+            output = self._stages[stage].forward(value, key, first=first)
+            self._live += 1
+            self._peak_live = max(self._peak_live, self._live)
+        else:
+            output = self._stages[stage].evaluate(value, key)
+        if stage == self._last:
+            self._losses[k], count = self._stages[stage].loss(k, output, target, keep=self._training)
+            self._count += count
+        else:
+            self._outputs[(stage + 1, k)] = output
+        self.recorder.record(_F, t0, time.perf_counter_ns(), op.row, stage, op.chunk, k)
+        if not self._training:
+            self._pass_on_or_release(stage, k)
+
+    def _backward(self, op: Op) -> None:
+        stage, k = op.stage, op.microbatch
+        gradient = None if stage == self._last else self._gradients.pop((stage, k))
+        t0 = time.perf_counter_ns()
+        gradient = self._stages[stage].backward(k, gradient)
+        self._live -= 1
+        self.recorder.record(_B, t0, time.perf_counter_ns(), op.row, stage, op.chunk, k)
+        if stage == 0:
+            self._release(stage, k)
+            return
+        if gradient is None:
+            raise EngineError(f"{op}: stage {stage} has no gradient for stage {stage - 1}")
+        self._gradients[(stage - 1, k)] = gradient
+        if stage - 1 in self._placed:
+            self._held.setdefault((stage - 1, k), []).extend(self._held.pop((stage, k), []))
+
+    def _send(self, op: Op) -> None:
+        t0 = time.perf_counter_ns()
+        stage, k = op.stage, op.microbatch
+        if op.kind == Kind.SEND_F:
+            tensor = self._outputs.pop((stage + 1, k))
+            release = [] if self._training else self._held.pop((stage, k), [])
+            flags = 0
+        else:
+            tensor = self._gradients.pop((stage - 1, k))
+            release, flags = self._held.pop((stage, k), []), FLAG_GRADIENT
+        nbytes = self.mail.send(op, tensor, release)
+        t1 = time.perf_counter_ns()
+        self.recorder.record(_SEND_POST, t0, t1, op.row, stage, op.chunk, k, op.peer, nbytes, op.ordinal, flags)
+
+    def _receive(self, op: Op) -> None:
+        t0 = time.perf_counter_ns()
+        tensor, buffer = self.mail.receive(op)
+        t1 = time.perf_counter_ns()
+        stage, k = op.stage, op.microbatch
+        gradient = op.kind == Kind.RECV_B
+        (self._gradients if gradient else self._outputs)[(stage, k)] = tensor
+        self._held.setdefault((stage, k), []).append(buffer)
+        flags = FLAG_GRADIENT if gradient else 0
+        self.recorder.record(_RECV_WAIT, t0, t1, op.row, stage, op.chunk, k, op.peer, buffer.nbytes, op.ordinal, flags)
+
+    def _refuse(self, op: Op) -> None:
+        raise EngineError(f"{op}: this version executes no {op.kind.name}")
+
+    # --- the end of a run ---
+
+    def _pass_on_or_release(self, stage: int, microbatch: int) -> None:
+        """After a forward without backward: the output may share the input's buffer, so that goes along to a stage on
+        this rank.
+        """
+        if stage == self._last:
+            self._release(stage, microbatch)
+        elif stage + 1 in self._placed:
+            self._held.setdefault((stage + 1, microbatch), []).extend(self._held.pop((stage, microbatch), []))
+
+    def _release(self, stage: int, microbatch: int) -> None:
+        for buffer in self._held.pop((stage, microbatch), []):
+            self.mail.pool.give(buffer)
+
+    def _finish_sends(self) -> None:
+        t0 = time.perf_counter_ns()
+        late = self.mail.finish()
+        if late:
+            op, nbytes = late[-1]
+            self.recorder.record(_SEND_WAIT, t0, time.perf_counter_ns(), peer=op.peer, nbytes=nbytes)
+
+    def _check_empty(self) -> None:
+        if self._outputs or self._gradients or self._held or self._live:
+            raise EngineError(
+                f"the run left something over: (stage, microbatch) of outputs {list(self._outputs)}, gradients "
+                f"{list(self._gradients)}, "
+                f"buffers {list(self._held)}; {self._live} microbatches without backward"
+            )

@@ -1,0 +1,159 @@
+"""What the launcher and the operating system give this process: world size, ranks on the node, cores, threads,
+versions.
+
+Reads environment variables and asks the kernel; starts no MPI. The variables: Open MPI's mpirun sets
+``OMPI_COMM_WORLD_*``; hydra (MPICH, Intel MPI, MVAPICH2) and ``srun --mpi=pmi2`` set ``PMI_RANK`` and ``PMI_SIZE``,
+hydra also ``MPI_LOCALRANKID`` and ``MPI_LOCALNRANKS``; Cray's PALS sets ``PALS_*``. SLURM's own variables come last and
+count only in a job step: under a mpirun inside a batch job every rank inherits those of the batch script or of mpirun's
+daemon.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+
+from mpipipe.errors import LauncherMismatchError
+
+
+@dataclass(frozen=True)
+class LauncherInfo:
+    """What the launcher says. ``None``: it does not say.
+
+    ``name``: the launcher in words, ``"none"`` for a process that nothing launched. ``expected_size``: processes
+    started together; ``rank``: this one's number among them; ``local_rank`` and ``ranks_on_node``: the same on this
+    node.
+    """
+
+    name: str
+    expected_size: int | None = None
+    rank: int | None = None
+    local_rank: int | None = None
+    ranks_on_node: int | None = None
+
+
+# Name, then the variables of size, rank, local rank, ranks on this node; the first launcher whose size and rank are set
+# counts.
+_LAUNCHERS = (
+    (
+        "Open MPI mpirun",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    ("MPICH mpiexec (hydra)", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ("PALS mpiexec", "PALS_SIZE", "PALS_RANKID", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
+)
+
+
+def launcher(environ: Mapping[str, str] | None = None) -> LauncherInfo:
+    """The launcher of this process, from ``environ`` (default: the process's own environment)."""
+    given = os.environ if environ is None else environ
+    in_step = "SLURM_STEP_ID" in given and "SLURM_PROCID" in given
+    for name, size, rank, local_rank, local_size in _LAUNCHERS:
+        expected, number = _number(given, size), _number(given, rank)
+        if expected is None or number is None:
+            continue
+        on_node = (_number(given, local_rank), _number(given, local_size))
+        if size == "PMI_SIZE" and on_node[0] is None:
+            by_srun = in_step and number == _number(given, "SLURM_PROCID") and expected == _slurm_size(given)
+            name = "SLURM srun (PMI)" if by_srun else "a PMI launcher"
+            on_node = _slurm_on_node(given) if by_srun else on_node
+        return LauncherInfo(name, expected, number, *on_node)
+    if in_step:
+        name = "SLURM srun" + (" (PMIx)" if "PMIX_RANK" in given else "")
+        return LauncherInfo(name, _slurm_size(given), _number(given, "SLURM_PROCID"), *_slurm_on_node(given))
+    if "PMIX_RANK" in given:
+        return LauncherInfo("a PMIx launcher", rank=_number(given, "PMIX_RANK"))
+    return LauncherInfo("none")
+
+
+def check_world(size: int, environ: Mapping[str, str] | None = None) -> None:
+    """Raise LauncherMismatchError if the launcher started several processes and MPI sees a world of ``size`` 1."""
+    found = launcher(environ)
+    if size == 1 and found.expected_size is not None and found.expected_size > 1:
+        raise LauncherMismatchError(
+            f"{found.name} started {found.expected_size} processes, and MPI sees a world of size 1 in each of them: "
+            "launcher and MPI library do not belong together. Use the mpirun or mpiexec of the MPI library that mpi4py "
+            "loads ('mpipipe doctor' names it), or with SLURM the --mpi type that it understands: MPICH takes pmi2"
+        )
+
+
+def node_name(environ: Mapping[str, str] | None = None) -> str:
+    """The node's name; SLURM's, where it gives one (several of its nodes can be one machine)."""
+    given = os.environ if environ is None else environ
+    return given.get("SLURMD_NODENAME") or platform.node()
+
+
+def available_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def threads_per_rank(
+    ranks_on_node: int,
+    *,
+    cores: int | None = None,
+    node_cores: int | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> int:
+    """Threads that one rank should compute with, at least 1.
+
+    ``OMP_NUM_THREADS`` where it is set. Else the cores that the process may use, shared between the ranks on the node,
+    unless the launcher has bound each rank to cores of its own (then ``cores`` times ``ranks_on_node`` fit into
+    ``node_cores``).
+    """
+    given = os.environ if environ is None else environ
+    asked = _number(given, "OMP_NUM_THREADS")
+    if asked:
+        return asked
+    mine = available_cores() if cores is None else cores
+    total = (os.cpu_count() or mine) if node_cores is None else node_cores
+    bound = mine * ranks_on_node <= total
+    return max(1, mine if bound else mine // max(1, ranks_on_node))
+
+
+def software_versions() -> dict[str, str | None]:
+    """Versions of Python and of the packages that mpipipe uses, without importing them; None for one that is not
+    installed."""
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    for package in ("numpy", "h5py", "pydantic", "typer", "rich", "matplotlib", "xxhash", "torch", "mpi4py"):
+        versions[package] = _version(package)
+    found = (_version(name) for name in ("cupy-cuda12x", "cupy-cuda13x", "cupy"))
+    versions["cupy"] = next((version for version in found if version), None)
+    return versions
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _number(given: Mapping[str, str], name: str) -> int | None:
+    text = given.get(name, "")
+    return int(text) if re.fullmatch(r"[0-9]{1,9}", text, re.ASCII) else None
+
+
+def _slurm_size(given: Mapping[str, str]) -> int | None:
+    return _number(given, "SLURM_STEP_NUM_TASKS") or _number(given, "SLURM_NTASKS")
+
+
+def _slurm_on_node(given: Mapping[str, str]) -> tuple[int | None, int | None]:
+    """Local rank and ranks on this node of a job step; tasks per node look like ``2(x3),1``."""
+    counts: list[int] = []
+    for part in given.get("SLURM_STEP_TASKS_PER_NODE", given.get("SLURM_TASKS_PER_NODE", "")).split(","):
+        match = re.fullmatch(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", part.strip(), re.ASCII)
+        if match is None:
+            counts = []
+            break
+        counts.extend([int(match[1])] * int(match[2] or 1))
+    node = _number(given, "SLURM_NODEID")
+    here = counts[node] if node is not None and node < len(counts) else None
+    return _number(given, "SLURM_LOCALID"), here

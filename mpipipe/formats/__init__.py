@@ -1,0 +1,1 @@
+"""What a run leaves on disk: versioned files, arrays and rows in, arrays and rows out. Nothing is imported here."""

@@ -1,0 +1,258 @@
+"""The token file, ``tokens.h5``: one flat array of token ids, the documents' start offsets, and where the tokens come
+from.
+
+Layout (version 1), plain HDF5:
+
+- attributes ``format = "mpipipe-tokens"``, ``version``, ``vocab`` (number of token ids), ``max_id`` (largest id in
+the file, -1 if empty), ``tokenizer`` (``"bytes"``, or the name or file of another tokenizer); - ``/tokens`` uint16
+(vocab up to 65536) or uint32, contiguous: readers map it into memory; - ``/documents`` int64, the position of the
+first token of each document; - ``/sources/path`` text, ``/sources/size_bytes`` int64, ``/sources/checksum`` text
+(``"xxh3:"`` and 16 hex digits), one row a source file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mpipipe.errors import DataError
+from mpipipe.formats.hdf5 import check_format, open_file, text_attribute, text_dtype, write_format
+
+FORMAT = "mpipipe-tokens"
+VERSION = 1
+_SLICE = 1 << 22  # tokens written or copied at a time
+
+Tokens = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file that tokens were made of. ``checksum``: ``"xxh3:"`` and 16 hex digits."""
+
+    path: str
+    size_bytes: int
+    checksum: str
+
+
+@dataclass(frozen=True)
+class TokensInfo:
+    """What a token file says about itself. ``max_id`` is -1 in a file without tokens."""
+
+    path: Path
+    length: int
+    vocab: int
+    max_id: int
+    dtype: np.dtype[Any]
+    tokenizer: str
+    num_documents: int
+    sources: tuple[Source, ...]
+
+
+def token_dtype(vocab: int) -> np.dtype[Any]:
+    """uint16 for a vocabulary of up to 65,536 ids, else uint32. Raises DataError outside 1 .. 2^32."""
+    if not 1 <= vocab <= 2**32:
+        raise DataError(f"a vocabulary of {vocab} ids was asked for; 1 to {2**32} can be stored")
+    return np.dtype("<u2") if vocab <= 2**16 else np.dtype("<u4")
+
+
+def write_tokens(
+    path: str | Path,
+    documents: Iterable[Tokens],
+    vocab: int,
+    tokenizer: str,
+    sources: Sequence[Source] | Callable[[], Sequence[Source]] = (),
+    *,
+    overwrite: bool = False,
+) -> TokensInfo:
+    """Write a token file: under a temporary name beside ``path``, flushed to disk, then renamed.
+
+    ``documents``: one integer array (tokens,) a document, read once, in order; empty ones are left out. ``sources``
+    may be a function that is called after the last document. Raises DataError for a file that exists (unless
+    ``overwrite``), for an id outside 0 .. vocab-1 (document, position and value named), and where there is no token
+    at all; OSError where the disk is too small.
+    """
+    path = Path(path)
+    dtype = token_dtype(vocab)
+    if path.exists() and not overwrite:
+        raise DataError(f"{path}: the file exists; choose another name or ask to overwrite it")
+    if not path.parent.is_dir():
+        raise DataError(f"{path}: there is no folder {path.parent}")
+    part = path.with_name(f"{path.name}.part-{os.getpid()}")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent) as spool:  # the length is not known before the last document
+            starts, length, max_id = _spool_documents(spool, documents, vocab, dtype)
+            if length == 0:
+                raise DataError(f"{path}: the sources hold no token")
+            rows = list(sources() if callable(sources) else sources)
+            _check_space(path, length * dtype.itemsize)
+            _write_file(part, spool, dtype, length, starts, rows, (vocab, max_id, tokenizer))
+        os.replace(part, path)
+        _flush_folder(path.parent)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            part.unlink()
+    return TokensInfo(path, length, vocab, max_id, dtype, tokenizer, len(starts), tuple(rows))
+
+
+def _spool_documents(
+    spool: IO[bytes], documents: Iterable[Tokens], vocab: int, dtype: np.dtype[Any]
+) -> tuple[list[int], int, int]:
+    """Write all documents one after another; returns start offsets, number of tokens and largest id."""
+    starts: list[int] = []
+    length, max_id = 0, -1
+    for number, document in enumerate(documents):
+        if document.ndim != 1 or document.dtype.kind not in "iu":
+            raise DataError(
+                f"document {number} is {document.dtype} of shape {document.shape}; integers (tokens,) are needed"
+            )
+        if len(document):
+            starts.append(length)
+        for first in range(0, len(document), _SLICE):
+            piece = np.asarray(document[first : first + _SLICE])
+            low, high = int(piece.min()), int(piece.max())
+            if low < 0 or high >= vocab:
+                at = int(np.argmax((piece < 0) | (piece >= vocab)))
+                raise DataError(
+                    f"document {number}, position {first + at}: token id {int(piece[at])} does not fit "
+                    f"a vocabulary of {vocab} ids (0 to {vocab - 1})"
+                )
+            spool.write(np.ascontiguousarray(piece, dtype=dtype).data)
+            max_id = max(max_id, high)
+            length += len(piece)
+    return starts, length, max_id
+
+
+def _check_space(path: Path, needed_bytes: int) -> None:
+    free = shutil.disk_usage(path.parent).free
+    if free < needed_bytes + (1 << 20):
+        raise OSError(f"{path}: {needed_bytes:,} bytes are needed and {free:,} are free in {path.parent}")
+
+
+def _write_file(
+    part: Path,
+    spool: IO[bytes],
+    dtype: np.dtype[Any],
+    length: int,
+    starts: Sequence[int],
+    sources: Sequence[Source],
+    about: tuple[int, int, str],
+) -> None:
+    """The HDF5 file from the spooled tokens; ``about`` is (vocab, max_id, tokenizer)."""
+    with open_file(part, "w") as file:
+        write_format(file, FORMAT, VERSION)
+        file.attrs["vocab"], file.attrs["max_id"] = np.int64(about[0]), np.int64(about[1])
+        file.attrs["tokenizer"] = about[2]
+        tokens = file.create_dataset("tokens", shape=(length,), dtype=dtype)
+        spool.seek(0)
+        for first in range(0, length, _SLICE):
+            count = min(_SLICE, length - first)
+            tokens[first : first + count] = np.frombuffer(spool.read(count * dtype.itemsize), dtype=dtype)
+        file.create_dataset("documents", data=np.asarray(starts, dtype=np.int64))
+        group = file.create_group("sources")
+        group.create_dataset("path", data=[source.path for source in sources], dtype=text_dtype())
+        group.create_dataset("size_bytes", data=np.asarray([source.size_bytes for source in sources], dtype=np.int64))
+        group.create_dataset("checksum", data=[source.checksum for source in sources], dtype=text_dtype())
+    with open(part, "rb+") as written:
+        os.fsync(written.fileno())
+
+
+def _flush_folder(folder: Path) -> None:
+    """Make the rename lasting; some file systems refuse to flush a folder, which is no fault of ours."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+class TokensFile:
+    """A token file opened for reading; it keeps no HDF5 handle open.
+
+    ``length``, ``vocab``, ``max_id``, ``dtype``, ``tokenizer``: as in TokensInfo. ``documents``: int64 start offsets
+    (read on demand). Raises DataError naming the file for a missing file, another format, a newer version or a file
+    that is no HDF5.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        with _opened(self.path) as file:
+            check_format(file, FORMAT, VERSION, DataError)
+            tokens = _dataset(file, "tokens", self.path)
+            self.length = int(tokens.shape[0])
+            self.dtype: np.dtype[Any] = tokens.dtype
+            self.vocab = _number(file, "vocab", self.path)
+            self.max_id = _number(file, "max_id", self.path)
+            self.tokenizer = text_attribute(file.attrs, "tokenizer") or "unknown"
+            self.num_documents = int(_dataset(file, "documents", self.path).shape[0])
+            offset = tokens.id.get_offset()  # None for chunked or compressed data, and for no data
+        self._map: np.memmap[Any, Any] | None = None
+        if offset is not None and self.length:
+            self._map = np.memmap(self.path, dtype=self.dtype, mode="r", offset=offset, shape=(self.length,))
+
+    def read(self, start: int, stop: int) -> Tokens:
+        """The tokens start .. stop-1 in the file's dtype, a copy. Raises DataError outside the file."""
+        if not 0 <= start <= stop <= self.length:
+            raise DataError(f"{self.path}: tokens {start} to {stop} were asked for, the file has {self.length}")
+        if self._map is not None:
+            return np.array(self._map[start:stop])
+        with _opened(self.path) as file:
+            piece: Tokens = file["tokens"][start:stop]
+        return piece
+
+    @property
+    def documents(self) -> npt.NDArray[np.int64]:
+        """Position of the first token of each document."""
+        with _opened(self.path) as file:
+            return np.asarray(file["documents"][:], dtype=np.int64)
+
+    @property
+    def info(self) -> TokensInfo:
+        """All the file says about itself."""
+        with _opened(self.path) as file:
+            group = file.get("sources")
+            rows: list[Source] = []
+            if group is not None:
+                columns = (group["path"].asstr()[:], group["size_bytes"][:], group["checksum"].asstr()[:])
+                rows = [Source(str(p), int(size), str(check)) for p, size, check in zip(*columns, strict=True)]
+        return TokensInfo(
+            self.path, self.length, self.vocab, self.max_id, self.dtype, self.tokenizer, self.num_documents, tuple(rows)
+        )
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file")
+    if path.stat().st_size == 0:
+        raise DataError(f"{path}: the file is empty (0 bytes); it is no token file")
+    try:
+        file = open_file(path)
+    except OSError as error:
+        raise DataError(f"{path}: can't be read as HDF5 ({error})") from error
+    with file:
+        yield file
+
+
+def _dataset(file: Any, name: str, path: Path) -> Any:
+    item = file.get(name)
+    shape = getattr(item, "shape", None)
+    if shape is None or len(shape) != 1 or item.dtype.kind not in "iu":
+        raise DataError(f"{path}: /{name} is missing or is no list of integers")
+    return item
+
+
+def _number(file: Any, name: str, path: Path) -> int:
+    value = file.attrs.get(name)
+    if not isinstance(value, int | np.integer):
+        raise DataError(f"{path}: the attribute {name} is missing or is no integer")
+    return int(value)

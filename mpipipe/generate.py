@@ -1,0 +1,129 @@
+"""Text from a checkpoint, in one process, whatever number of ranks it was saved at."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from mpipipe.config import Config
+from mpipipe.errors import CheckpointError, CheckpointMismatchError, CheckpointNotFoundError, ConfigError
+from mpipipe.formats.checkpoint import Manifest, list_checkpoints, read_manifest, read_tensors
+from mpipipe.formats.paths import RunPaths
+from mpipipe.model import ModelLayers, gpt2_layers
+
+PARAMETERS = "/parameters/"
+_NUM_BYTES = 256
+
+
+def generate(run_dir: str | Path, prompt: str, max_tokens: int, checkpoint_step: int | None = None) -> str:
+    """The text that the model finds most probable after ``prompt``, without the prompt: ``max_tokens`` tokens, one a
+    byte.
+
+    At each token the most probable one is taken, of equals the smaller id; the model sees the last model.sequence
+    tokens; bytes that are no UTF-8 become U+FFFD. ``checkpoint_step``: the newest usable checkpoint by default. The
+    model is that of the run file kept in the checkpoint, computed in float32 on the CPU.
+
+    Raises CheckpointNotFoundError, the errors of reading a checkpoint, CheckpointMismatchError where its parameters
+    are not exactly those of its model, ConfigError for an empty prompt or a vocabulary that is not of bytes.
+    """
+    folder = find_checkpoint(run_dir, checkpoint_step)
+    manifest = read_manifest(folder)
+    config = Config.from_toml(manifest.config_text, file=str(folder))
+    tokens = prompt_tokens(prompt, config.model.vocab)
+    if max_tokens < 0:
+        raise ConfigError("fewer than no tokens asked for", key="max_tokens", value=max_tokens, allowed="0 or more")
+    layers = load_layers(folder, manifest, gpt2_layers(config.model, config.run.seed))
+    return continue_bytes(layers, tokens, max_tokens, config.model.sequence)
+
+
+def find_checkpoint(run_dir: str | Path, step: int | None) -> Path:
+    """The folder of the checkpoint of ``step``, or of the newest one that can be used."""
+    paths = RunPaths(Path(run_dir))
+    if not paths.root.is_dir():
+        raise CheckpointNotFoundError(f"{paths.root}: there is no such run folder")
+    listed = list_checkpoints(paths.checkpoints)
+    usable = [entry for entry in listed if entry.problem is None and step in (None, entry.step)]
+    if usable:
+        return usable[-1].path
+    problems = "; ".join(entry.problem for entry in listed if entry.problem and step in (None, entry.step))
+    steps = ", ".join(str(entry.step) for entry in listed if entry.problem is None) or "none"
+    wanted = "usable checkpoint" if step is None else f"usable checkpoint of step {step}"
+    raise CheckpointNotFoundError(
+        f"{paths.checkpoints}: there is no {wanted} (usable steps: {steps})" + (f"; {problems}" if problems else "")
+    )
+
+
+def prompt_tokens(prompt: str, vocab: int) -> list[int]:
+    """The prompt's bytes as token ids below ``vocab``. Raises ConfigError."""
+    if vocab > _NUM_BYTES:
+        raise ConfigError(
+            "text is made from bytes only", key="model.vocab", value=vocab, allowed=f"at most {_NUM_BYTES}"
+        )
+    tokens = list(prompt.encode())
+    if not tokens:
+        raise ConfigError("the prompt is empty", key="prompt", value=prompt, allowed="at least one character")
+    if max(tokens) >= vocab:
+        raise ConfigError(
+            f"the prompt holds the byte {max(tokens)}, which model.vocab = {vocab} does not have",
+            key="prompt",
+            value=prompt,
+            allowed=f"text of bytes below {vocab}",
+        )
+    return tokens
+
+
+def load_layers(folder: Path, manifest: Manifest, model: ModelLayers) -> list[nn.Module]:
+    """All layers, built here, with the checkpoint's parameters, every name and shape compared. A tied copy takes the
+    primary's values where the checkpoint keeps one only.
+    """
+    layers = [factory() for factory in model.factories]
+    targets = {
+        f"{name}.{local}": parameter
+        for name, layer in zip(model.names, layers, strict=True)
+        for local, parameter in layer.named_parameters()
+    }
+    primary = {copy: first for first, copy in model.tied}
+    wanted: dict[str, list[str]] = {}  # stored name -> the parameters that take it
+    missing = []
+    for name in targets:
+        entry = manifest.find(PARAMETERS + name) or manifest.find(PARAMETERS + primary.get(name, name))
+        if entry is None:
+            missing.append(name)
+        else:
+            wanted.setdefault(entry.name, []).append(name)
+    unexpected = sorted(name for name in manifest.tensors if name.startswith(PARAMETERS) and name not in wanted)
+    if missing or unexpected:
+        raise CheckpointMismatchError(
+            f"{folder}: the parameters are not those of its model: {len(missing)} missing {missing[:5]}, "
+            f"{len(unexpected)} unexpected {unexpected[:5]}"
+        )
+    with torch.no_grad():
+        for entry, array in read_tensors(folder, [manifest.tensors[name] for name in wanted]):
+            for name in wanted[entry.name]:
+                shape = tuple(targets[name].shape)
+                if entry.shape != shape or entry.dtype != "float32":
+                    raise CheckpointMismatchError(
+                        f"{folder}: {entry.name} is {entry.dtype} {entry.shape}, the model's {name} float32 {shape}"
+                    )
+                targets[name].copy_(torch.from_numpy(array))
+    return layers
+
+
+@torch.no_grad()
+def continue_bytes(layers: list[nn.Module], tokens: list[int], max_tokens: int, sequence: int) -> str:
+    """Greedy continuation of ``tokens`` by ``max_tokens`` bytes, decoded; the context is the last ``sequence``
+    tokens.
+    """
+    found: list[int] = []
+    for _ in range(max_tokens):
+        x: Tensor = torch.tensor([(tokens + found)[-sequence:]], dtype=torch.int64)
+        for layer in layers:
+            x = layer(x)
+        scores = x[0, -1]
+        if not math.isfinite(float(scores.sum())):
+            raise CheckpointError(f"the model gives scores that are not finite at token {len(found)}")
+        found.append(int(scores.argmax()))
+    return bytes(found).decode("utf-8", errors="replace")

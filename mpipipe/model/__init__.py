@@ -1,0 +1,24 @@
+"""Torch layers: the GPT-2 family as a list of layer factories, keyed initial weights, keyed dropout, and the token
+loss.
+"""
+
+from mpipipe.model.draw import Draw, KeyedLayer, stable_key
+from mpipipe.model.gpt2 import Attention, Block, Embedding, Head, Mlp, ModelLayers, gpt2_layers
+from mpipipe.model.initial import fill_parameters
+from mpipipe.model.loss import IGNORED_LABEL, token_loss
+
+__all__ = [
+    "IGNORED_LABEL",
+    "Attention",
+    "Block",
+    "Draw",
+    "Embedding",
+    "Head",
+    "KeyedLayer",
+    "Mlp",
+    "ModelLayers",
+    "fill_parameters",
+    "gpt2_layers",
+    "stable_key",
+    "token_loss",
+]

@@ -1,0 +1,39 @@
+"""Schedules: which rank does what, in which order. Pure: a table is a function of p, v, m and costs; no MPI, no torch,
+no device.
+
+``build`` makes a table, ``verify`` checks it, ``simulate`` times it, ``lower`` puts its messages in, ``draw_text`` and
+``draw_png`` show it.
+"""
+
+from __future__ import annotations
+
+from mpipipe.schedule.action import Action, Kind
+from mpipipe.schedule.check import Problem, find_problems, verify
+from mpipipe.schedule.draw_png import draw_png
+from mpipipe.schedule.draw_text import draw_text
+from mpipipe.schedule.families import build, names
+from mpipipe.schedule.figures import figures
+from mpipipe.schedule.forward_only import forward_only
+from mpipipe.schedule.lower import lower, strip
+from mpipipe.schedule.simulate import Costs, Simulation, simulate
+from mpipipe.schedule.table import ScheduleTable
+
+__all__ = [
+    "Action",
+    "Costs",
+    "Kind",
+    "Problem",
+    "ScheduleTable",
+    "Simulation",
+    "build",
+    "draw_png",
+    "draw_text",
+    "figures",
+    "find_problems",
+    "forward_only",
+    "lower",
+    "names",
+    "simulate",
+    "strip",
+    "verify",
+]

@@ -1,0 +1,158 @@
+"""Who waits for whom in a table, and the order in which its actions can run.
+
+Letters: p = num_ranks, m = num_microbatches, S = number of stages, A = number of actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpipipe.schedule.action import Kind
+from mpipipe.schedule.table import ScheduleTable
+
+NONE = -1
+"""In an array of flat indices: there is no such action."""
+
+_LISTS_UP_TO = 3_000_000
+
+
+def in_range(table: ScheduleTable) -> NDArray[np.bool_]:
+    """bool (A,): stage and microbatch of the action exist."""
+    stages = (table.stages >= 0) & (table.stages < table.num_stages)
+    good: NDArray[np.bool_] = stages & (table.microbatches >= 0) & (table.microbatches < table.m)
+    return good
+
+
+def find(table: ScheduleTable, *kinds: Kind) -> NDArray[np.int32]:
+    """Flat index of the first action of one of ``kinds`` for each stage and microbatch, int32 (S*m,) at s*m +
+    microbatch; NONE if absent."""
+    index = np.full(table.num_stages * table.m, NONE, dtype=np.int32)
+    wanted = in_range(table)
+    wanted &= np.isin(table.kinds, np.array(kinds, dtype=np.uint8))
+    where = np.flatnonzero(wanted)[::-1]
+    index[_cells(table, where)] = where
+    return index
+
+
+def cross_dependencies(table: ScheduleTable) -> NDArray[np.int32]:
+    """Flat index of the action of another stage whose result each action needs, int32 (A,); NONE if it needs none or
+    the table lacks it.
+
+    F of stage s needs F of s-1; B and I of s need B or I of s+1. In a lowered table, a need between two ranks is that
+    of the RECV for the SEND of the other stage.
+    """
+    needs = np.full(table.num_actions, NONE, dtype=np.int32)
+    good = in_range(table)
+    backward = (Kind.B, Kind.I)
+    if table.lowered:
+        local = _same_rank(table)
+        _fill(table, needs, good & local[0], (Kind.F,), (Kind.F,), -1)
+        _fill(table, needs, good & local[1], backward, backward, +1)
+        _fill(table, needs, good, (Kind.RECV_F,), (Kind.SEND_F,), -1)
+        _fill(table, needs, good, (Kind.RECV_B,), (Kind.SEND_B,), +1)
+    else:
+        _fill(table, needs, good, (Kind.F,), (Kind.F,), -1)
+        _fill(table, needs, good, backward, backward, +1)
+    return needs
+
+
+def _cells(table: ScheduleTable, where: NDArray[np.int64]) -> NDArray[np.int64]:
+    return table.stages[where].astype(np.int64) * table.m + table.microbatches[where]
+
+
+def _fill(
+    table: ScheduleTable,
+    needs: NDArray[np.int32],
+    allowed: NDArray[np.bool_],
+    kinds: tuple[Kind, ...],
+    makers: tuple[Kind, ...],
+    step: int,
+) -> None:
+    stages = table.stages
+    edge = stages > 0 if step < 0 else stages < table.num_stages - 1
+    where = np.flatnonzero(allowed & edge & np.isin(table.kinds, np.array(kinds, dtype=np.uint8)))
+    if where.size:
+        needs[where] = find(table, *makers)[_cells(table, where) + step * table.m]
+
+
+def _same_rank(table: ScheduleTable) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """bool (A,) twice: the stage before (after) an action's stage is on the same rank as that stage."""
+    before, after = crossings(table)
+    stages = np.clip(table.stages, 0, table.num_stages - 1)
+    return ~before[stages], ~after[stages]
+
+
+def crossings(table: ScheduleTable) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """bool (S,) twice: stage s-1 (s+1) exists and is on another rank than stage s."""
+    placement = np.asarray(table.placement)
+    differs = placement[1:] != placement[:-1]
+    return np.concatenate(([False], differs)), np.concatenate((differs, [False]))
+
+
+class Progress(NamedTuple):
+    """How far the ranks came. ``ends`` float64 (A,), negative where an action did not run; ``reached`` int64 (p,): the
+    flat index of the action at which each rank stands, the end of its list when it is through."""
+
+    ends: NDArray[np.float64]
+    reached: NDArray[np.int64]
+
+
+def advance(table: ScheduleTable, needs: NDArray[np.int32], costs: NDArray[np.float64], latency: float) -> Progress:
+    """Run every rank's list, each action as early as its rank and its need allow.
+
+    ``needs`` int32 (A,) holds needs between ranks only; ``costs`` float64 (A,) the durations; ``latency`` is added to
+    the end of the action that is needed. Time is linear in A. Exact where costs and latency are whole numbers (below
+    2**53).
+    """
+    ends = np.full(table.num_actions, -1.0)
+    reached = table.offsets[:-1].copy()
+    stops: list[int] = table.offsets[1:].tolist()
+    _advance(reached, stops, _indexable(needs), _indexable(costs), memoryview(ends.data), float(latency))
+    return Progress(ends, reached)
+
+
+def _indexable(array: NDArray[Any]) -> Sequence[Any]:
+    """The numbers for plain Python to read: a list (faster), for many a view (smaller)."""
+    return cast(list[Any], array.tolist()) if array.size <= _LISTS_UP_TO else memoryview(array.data)
+
+
+def _advance(
+    reached: NDArray[np.int64],
+    stops: list[int],
+    needs: Sequence[int],
+    costs: Sequence[float],
+    ends: memoryview[Any],
+    latency: float,
+) -> None:
+    """A rank runs until the action it needs has not ended; it leaves its number there (as -2 - rank) and is called
+    when that action ends."""
+    position = reached.tolist()
+    clock = [0.0] * len(stops)
+    runnable = list(range(len(stops)))[::-1]
+    while runnable:
+        rank = runnable.pop()
+        now = clock[rank]
+        at, stop = position[rank], stops[rank]
+        while at < stop:
+            need = needs[at]
+            if need >= 0:
+                ready = ends[need]
+                if ready < 0.0:
+                    ends[need] = -2.0 - rank
+                    break
+                ready += latency
+                if ready > now:
+                    now = ready
+            now += costs[at]
+            waiting = ends[at]
+            ends[at] = now
+            if waiting < -1.0:
+                runnable.append(int(-2.0 - waiting))
+            at += 1
+        position[rank] = at
+        clock[rank] = now
+    reached[:] = position

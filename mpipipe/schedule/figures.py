@@ -1,0 +1,46 @@
+"""The figures of a simulated table as one JSON object (the keys of ``mpipipe schedule show --json``)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpipipe.schedule.simulate import Simulation
+from mpipipe.schedule.table import ScheduleTable
+
+_NUMBERS = ("latency", "makespan", "bubble_fraction", "lower_bound")
+_LISTS = ("busy", "span")
+
+
+def figures(table: ScheduleTable, simulation: Simulation) -> dict[str, Any]:
+    """Plain numbers, lists and text, ready for ``json.dumps``: p, v, m, placement, compute-only rows, costs, times,
+    peaks, messages.
+
+    Times are in the costs' unit; whole numbers are int. ``rows`` come from the compute-only table that was simulated.
+    """
+    done = simulation.table
+    result: dict[str, Any] = {
+        "schedule": table.name,
+        "p": table.p,
+        "v": table.v,
+        "m": table.m,
+        "stages": table.num_stages,
+        "placement": list(table.placement),
+        "rows": done.rows(),
+        "costs": {name: _plain(getattr(simulation.costs, name)) for name in ("F", "I", "W")},
+    }
+    for name in _NUMBERS:
+        result[name] = _plain(getattr(simulation, name))
+    for name in _LISTS:
+        result[name] = [_plain(value) for value in getattr(simulation, name).tolist()]
+    result["peak_activations"] = simulation.peak_activations.tolist()
+    result["peak_until_input_gradient"] = simulation.peak_until_input_gradient.tolist()
+    result["messages"] = simulation.messages
+    result["ordered"] = done.ordered
+    return result
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "__len__"):
+        return [_plain(one) for one in value]
+    number = float(value)
+    return int(number) if number.is_integer() else number

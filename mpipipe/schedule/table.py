@@ -1,0 +1,208 @@
+"""The schedule table: for every rank the list of its actions, in the order in which it does them.
+
+Letters: p = num_ranks, v = chunks_per_rank, m = num_microbatches, A = number of actions over all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpipipe.errors import ScheduleError
+from mpipipe.schedule.action import Action, Kind
+
+MAX_STAGES = int(np.iinfo(np.int16).max)
+"""Largest p*v that a table holds: stages are kept as int16."""
+
+_DTYPES = {"offsets": np.int64, "kinds": np.uint8, "stages": np.int16, "microbatches": np.int32}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ScheduleTable:
+    """What every rank does, in order. Immutable: the arrays are read-only.
+
+    ``placement`` has the rank of each of the p*v stages. ``lowered`` is true for a table with SEND and RECV actions
+    put in. The actions of all ranks lie in flat arrays, rank after rank: ``kinds`` uint8 (A,), ``stages`` int16 (A,),
+    ``microbatches`` int32 (A,); rank r owns ``[offsets[r]:offsets[r+1]]``, ``offsets`` int64 (p+1,).
+
+    Two tables are equal when they do the same: p, v, m, placement, lowered and all actions; the name does not count.
+    A table can be illegal (``find_problems`` says so); only its shape is checked here. Raises ScheduleError.
+    """
+
+    name: str
+    p: int
+    v: int
+    m: int
+    placement: tuple[int, ...]
+    lowered: bool
+    offsets: NDArray[np.int64]
+    kinds: NDArray[np.uint8]
+    stages: NDArray[np.int16]
+    microbatches: NDArray[np.int32]
+
+    def __post_init__(self) -> None:
+        for field, dtype in _DTYPES.items():
+            array = np.ascontiguousarray(getattr(self, field), dtype=dtype)
+            if array.flags.writeable:
+                array = array.view()
+                array.flags.writeable = False
+            object.__setattr__(self, field, array)
+        object.__setattr__(self, "placement", tuple(int(rank) for rank in self.placement))
+        self._check_shape()
+
+    def _check_shape(self) -> None:
+        if min(self.p, self.v, self.m) < 1:
+            raise ScheduleError(f"a table needs p, v and m of at least 1, found p={self.p} v={self.v} m={self.m}")
+        if len(self.placement) != self.p * self.v or not all(0 <= rank < self.p for rank in self.placement):
+            raise ScheduleError(
+                f"placement must have one rank of 0..{self.p - 1} for each of the p*v = {self.p * self.v} stages, "
+                f"found {len(self.placement)} entries: {_short(self.placement)}"
+            )
+        shape = (self.num_actions,)
+        if self.offsets.shape != (self.p + 1,) or self.kinds.shape != shape or self.stages.shape != shape:
+            raise ScheduleError(f"arrays do not fit {self.p} ranks and {self.num_actions} actions")
+        if self.offsets[0] != 0 or self.offsets[-1] != self.num_actions or np.any(np.diff(self.offsets) < 0):
+            raise ScheduleError("offsets must rise from 0 to the number of actions")
+        if self.num_actions and int(self.kinds.max()) > (Kind.RECV_B if self.lowered else Kind.W):
+            raise ScheduleError("a table that is not lowered holds F, B, I and W only")
+
+    @property
+    def num_stages(self) -> int:
+        """p*v."""
+        return self.p * self.v
+
+    @property
+    def num_actions(self) -> int:
+        """Number of actions over all ranks (A)."""
+        return int(self.microbatches.shape[0])
+
+    @property
+    def forward_only(self) -> bool:
+        """True when no action is a backward (B, I or W), as for evaluation."""
+        return not bool(np.any((self.kinds >= Kind.B) & (self.kinds <= Kind.W)))
+
+    @property
+    def ordered(self) -> bool:
+        """True when every stage makes its weight gradients (B or W) in microbatch order."""
+        making = np.flatnonzero((self.kinds == Kind.B) | (self.kinds == Kind.W))
+        stages, microbatches = self.stages[making], self.microbatches[making]
+        by_stage = np.argsort(stages, kind="stable")
+        stages, microbatches = stages[by_stage], microbatches[by_stage]
+        rising = microbatches[1:] > microbatches[:-1]
+        return bool(np.all(rising | (stages[1:] != stages[:-1])))
+
+    def row_of(self, rank: int) -> slice:
+        """Slice of the flat arrays that is the list of ``rank``."""
+        return slice(int(self.offsets[rank]), int(self.offsets[rank + 1]))
+
+    def action(self, index: int) -> Action:
+        """The action at a position of the flat arrays."""
+        return Action(int(self.stages[index]), Kind(int(self.kinds[index])), int(self.microbatches[index]))
+
+    def actions(self, rank: int) -> list[Action]:
+        """The actions of ``rank`` in order."""
+        row = self.row_of(rank)
+        kinds = list(Kind)
+        columns = (self.stages[row].tolist(), self.kinds[row].tolist(), self.microbatches[row].tolist())
+        return [Action(stage, kinds[kind], microbatch) for stage, kind, microbatch in zip(*columns, strict=True)]
+
+    def rows(self) -> list[list[str]]:
+        """The text of every action, one list a rank."""
+        return [[str(action) for action in self.actions(rank)] for rank in range(self.p)]
+
+    @classmethod
+    def from_rows(
+        cls,
+        rows: Sequence[Iterable[str]],
+        *,
+        name: str = "custom",
+        v: int | None = None,
+        m: int | None = None,
+        placement: Sequence[int] | None = None,
+    ) -> ScheduleTable:
+        """The table of action texts, one row a rank; empty cells are left out.
+
+        What is not given is read off the rows: each stage is placed on the first rank that names it, v = stages / p, m
+        = largest microbatch + 1. Raises ScheduleError for a text that is no action, and where placement and v can't be
+        read off.
+        """
+        parsed = [[Action.parse(cell) for cell in row if cell.strip()] for row in rows]
+        p = len(parsed)
+        if p == 0:
+            raise ScheduleError("a table needs at least one row: one row a rank")
+        if placement is None:
+            placement = _placement_of(parsed)
+        if v is None:
+            v, rest = divmod(len(placement), p)
+            if rest or v == 0:
+                raise ScheduleError(f"{len(placement)} stages do not go evenly on {p} ranks: give v and placement")
+        if m is None:
+            m = 1 + max((action.microbatch for row in parsed for action in row), default=0)
+        flat = [action for row in parsed for action in row]
+        _check_range(flat)
+        kinds = np.array([action.kind for action in flat], dtype=np.uint8)
+        return cls(
+            name=name,
+            p=p,
+            v=v,
+            m=m,
+            placement=tuple(placement),
+            lowered=bool(kinds.size) and int(kinds.max()) > Kind.W,
+            offsets=np.concatenate(([0], np.cumsum([len(row) for row in parsed]))).astype(np.int64),
+            kinds=kinds,
+            stages=np.array([action.stage for action in flat], dtype=np.int16),
+            microbatches=np.array([action.microbatch for action in flat], dtype=np.int32),
+        )
+
+    def _key(self) -> tuple[Any, ...]:
+        return (self.p, self.v, self.m, self.placement, self.lowered)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ScheduleTable):
+            return NotImplemented
+        return self._key() == other._key() and all(
+            np.array_equal(getattr(self, field), getattr(other, field)) for field in _DTYPES
+        )
+
+    def __hash__(self) -> int:
+        return hash((*self._key(), *(getattr(self, field).tobytes() for field in _DTYPES)))
+
+    def __repr__(self) -> str:
+        return (
+            f"<ScheduleTable {self.name} p={self.p} v={self.v} m={self.m} actions={self.num_actions}"
+            f"{' lowered' if self.lowered else ''}>"
+        )
+
+    def __str__(self) -> str:
+        from mpipipe.schedule.draw_text import table_text
+
+        return table_text(self)
+
+
+def _placement_of(rows: list[list[Action]]) -> list[int]:
+    owner: dict[int, int] = {}
+    for rank, row in enumerate(rows):
+        for action in row:
+            owner.setdefault(action.stage, rank)
+    missing = sorted(set(range(max(owner, default=-1) + 1)) - set(owner))
+    if missing or not owner:
+        raise ScheduleError(f"no rank names stage {missing[0] if missing else 0}: give placement")
+    return [owner[stage] for stage in range(len(owner))]
+
+
+def _check_range(actions: list[Action]) -> None:
+    largest = int(np.iinfo(np.int32).max)
+    for action in actions:
+        if action.stage > MAX_STAGES or action.microbatch > largest:
+            raise ScheduleError(
+                f"{action}: stages go up to {MAX_STAGES}, microbatches up to {largest}", action=str(action)
+            )
+
+
+def _short(values: tuple[int, ...]) -> str:
+    text = " ".join(str(value) for value in values[:16])
+    return text + (" ..." if len(values) > 16 else "")

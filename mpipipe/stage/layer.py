@@ -1,0 +1,70 @@
+"""One layer of a stage, with what the stage must know of it."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from mpipipe.device import Device
+from mpipipe.model import Draw, KeyedLayer
+from mpipipe.stage.gradients import Gradient
+
+_MIX = 0x9E3779B97F4A7C15
+_WORD = (1 << 64) - 1
+
+
+def mix(*values: int) -> int:
+    """A 63-bit hash of integers, the same on every machine (the finaliser of SplitMix64: Steele et al. 2014, OOPSLA,
+    section 4).
+    """
+    state = 0
+    for value in values:
+        state = (state + value * _MIX + _MIX) & _WORD
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _WORD
+        state ^= state >> 31
+    return state >> 1
+
+
+class StageLayer:
+    """A module, its place in the whole model, and the totals of its parameters' gradients.
+
+    ``parameters`` holds the trainable ones in the module's order; ``names`` their global names; ``gradients`` their
+    totals.
+    """
+
+    def __init__(self, module: nn.Module, index: int, name: str) -> None:
+        self.module = module
+        self.index = index
+        self.name = name
+        self.keyed = isinstance(module, KeyedLayer)
+        trainable = [(key, p) for key, p in module.named_parameters() if p.requires_grad]
+        self.names = [f"{name}.{key}" for key, _ in trainable]
+        self.parameters: list[torch.Tensor] = [parameter for _, parameter in trainable]
+        self.gradients = [Gradient(parameter) for parameter in self.parameters]
+
+    def forward(self, inputs: object, draw: Draw | None, microbatch: int, device: Device) -> object:
+        """Run the module. With ``draw``, a user's module draws from torch's generator, seeded by (seed, step,
+        microbatch, layer).
+        """
+        if self.keyed:
+            return self.module(inputs, draw)
+        if draw is not None:
+            device.seed(mix(draw.seed, draw.step, microbatch, self.index))
+        return self.module(inputs)
+
+    def backward(self, leaf: object, output: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | None:
+        """Add this microbatch's parameter gradients to the totals and return the input's, or None if the input takes
+        none.
+        """
+        source = leaf if isinstance(leaf, torch.Tensor) and leaf.requires_grad else None
+        wanted = self.parameters if source is None else [source, *self.parameters]
+        if not wanted or not output.requires_grad:
+            return None if source is None else torch.zeros_like(source)
+        found = torch.autograd.grad(output, wanted, gradient, allow_unused=True)
+        for total, value in zip(self.gradients, found if source is None else found[1:], strict=True):
+            if value is not None:
+                total.add(value)
+        if source is None:
+            return None
+        return found[0] if found[0] is not None else torch.zeros_like(source)

@@ -1,0 +1,149 @@
+"""Forward and backward of one stage, a microbatch at a time.
+
+Every layer is an autograd graph of its own: its input is a leaf, and its backward runs by itself. Input and gradient
+are contiguous and aligned at every layer's border, inside a stage as between stages. So a layer computes the same bits
+wherever the model is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mpipipe.device import Device
+from mpipipe.errors import EngineError
+from mpipipe.model import Draw
+from mpipipe.stage.layer import StageLayer
+
+LossFunction = Callable[[torch.Tensor, Any], tuple[torch.Tensor, "int | torch.Tensor"]]
+"""``loss_fn(output, target) -> (sum over the valid items, how many they are)``."""
+
+
+@dataclass(frozen=True, slots=True)
+class MicrobatchKey:
+    """What keys the random numbers of one microbatch: its number in the step and the draw of its samples (None: no
+    drawing).
+    """
+
+    microbatch: int
+    draw: Draw | None
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What a microbatch leaves behind for its backward: (leaf, output) of every layer, and of the loss."""
+
+    layers: list[tuple[object, torch.Tensor]]
+    loss: tuple[torch.Tensor, torch.Tensor] | None = None
+
+
+class Stage:
+    """The layers of one stage, and what is kept of each microbatch between its forward and its backward.
+
+    ``live`` is the number of microbatches kept.
+    """
+
+    def __init__(self, index: int, layers: list[StageLayer], device: Device, loss_fn: LossFunction | None) -> None:
+        self.index = index
+        self.layers = layers
+        self.loss_fn = loss_fn
+        self._device = device
+        self._kept: dict[int, _Kept] = {}
+
+    @property
+    def live(self) -> int:
+        return len(self._kept)
+
+    def forward(self, inputs: object, key: MicrobatchKey, *, first: bool) -> torch.Tensor:
+        """Run all layers and keep what the backward needs.
+
+        ``inputs``: what the user's batch holds for the first layer of the model (``first``), else the previous stage's
+        output, a contiguous tensor that must stay unchanged until this microbatch's backward is done. Returns the last
+        layer's output: contiguous, detached.
+        """
+        value = inputs
+        graph: list[tuple[object, torch.Tensor]] = []
+        for layer in self.layers:
+            leaf = value
+            if isinstance(value, torch.Tensor):
+                leaf = value.detach()
+                if leaf.is_floating_point() and not first:
+                    leaf.requires_grad_(True)
+            first = False
+            output = self._run(layer, leaf, key)
+            graph.append((leaf, output))
+            value = self._device.settle(output)
+        self._kept[key.microbatch] = _Kept(graph)
+        assert isinstance(value, torch.Tensor)
+        return value
+
+    def evaluate(self, inputs: object, key: MicrobatchKey) -> torch.Tensor:
+        """Run all layers and keep nothing."""
+        value = inputs
+        with torch.no_grad():
+            for layer in self.layers:
+                value = self._device.settle(self._run(layer, value, key))
+        assert isinstance(value, torch.Tensor)
+        return value
+
+    def _run(self, layer: StageLayer, leaf: object, key: MicrobatchKey) -> torch.Tensor:
+        try:
+            output = layer.forward(leaf, key.draw, key.microbatch, self._device)
+        except Exception as error:
+            error.add_note(
+                f"mpipipe: in layer {layer.index} ({layer.name}), stage {self.index}, microbatch {key.microbatch}"
+            )
+            raise
+        if not isinstance(output, torch.Tensor):
+            raise EngineError(
+                f"layer {layer.index} ({layer.name}) returned {type(output).__name__}; a layer of a pipeline returns "
+                "one tensor"
+            )
+        return output
+
+    def loss(self, microbatch: int, output: torch.Tensor, target: object, *, keep: bool) -> tuple[torch.Tensor, int]:
+        """The loss function's (sum, count) of one microbatch; the sum is detached, of shape (), count a whole
+        number.
+        """
+        assert self.loss_fn is not None
+        leaf = output.detach().requires_grad_(keep)
+        with torch.set_grad_enabled(keep):
+            try:
+                total, count = self.loss_fn(leaf, target)
+            except Exception as error:
+                error.add_note(f"mpipipe: in the loss function, microbatch {microbatch}")
+                raise
+        if keep:
+            self._kept[microbatch].loss = (leaf, total)
+        return total.detach(), int(count)
+
+    def backward(self, microbatch: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        """Backward of all layers; adds to the totals and lets go of what was kept.
+
+        ``gradient``: of the stage's output, contiguous (None on the last stage, which begins from its loss). Returns
+        the gradient of the stage's input, contiguous, or None on the first stage.
+        """
+        kept = self._kept.pop(microbatch)
+        if kept.loss is not None:
+            leaf, total = kept.loss
+            (gradient,) = torch.autograd.grad(total, leaf, allow_unused=True) if total.requires_grad else (None,)
+            gradient = torch.zeros_like(leaf) if gradient is None else self._device.settle(gradient)
+        while kept.layers and gradient is not None:
+            layer = self.layers[len(kept.layers) - 1]
+            layer_input, output = kept.layers.pop()
+            try:
+                gradient = layer.backward(layer_input, output, gradient)
+            except Exception as error:
+                error.add_note(
+                    f"mpipipe: in the backward of layer {layer.index} ({layer.name}), microbatch {microbatch}"
+                )
+                raise
+            gradient = None if gradient is None else self._device.settle(gradient)
+        return gradient
+
+    def drop_kept(self) -> None:
+        """Let go of everything, after a step that failed."""
+        self._kept.clear()

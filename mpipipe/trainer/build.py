@@ -1,0 +1,173 @@
+"""From layers to this rank's stages: who owns what, which weights are tied, and the list of all parameters that every
+rank agrees on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from mpipipe.collectives import all_gather_objects
+from mpipipe.config import Config
+from mpipipe.device import Device
+from mpipipe.errors import ConfigError
+from mpipipe.partition import LayerDescription, Partition, describe_costs, make_partition
+from mpipipe.stage import Gradient, LossFunction, Stage, StageLayer
+from mpipipe.trainer.tied import TiedGroup, find_groups, share_values
+from mpipipe.transport import Transport
+
+Layer = nn.Module | Callable[[], nn.Module]
+
+
+@dataclass(frozen=True)
+class LayerList:
+    """The whole model as every rank knows it. Entries of ``layers`` are modules, or factories that run on their owner
+    only.
+
+    ``has_flops``: the descriptions count FLOPs; without any, every layer counts as one.
+    """
+
+    layers: Sequence[Layer]
+    names: Sequence[str]
+    descriptions: Sequence[LayerDescription]
+    tied: Sequence[tuple[str, str]]
+    has_flops: bool
+
+    @classmethod
+    def of(
+        cls,
+        layers: Sequence[Layer],
+        names: Sequence[str] | None,
+        descriptions: Sequence[LayerDescription] | None,
+        tied: Sequence[tuple[str, str]],
+    ) -> LayerList:
+        given = list(names) if names is not None else [str(index) for index in range(len(layers))]
+        has_flops = descriptions is not None
+        if descriptions is None:
+            descriptions = describe_costs([1.0] * len(layers), given)
+        if not len(layers) == len(given) == len(descriptions):
+            raise ConfigError(
+                f"{len(layers)} layers, {len(given)} names and {len(descriptions)} descriptions do not belong together"
+            )
+        return cls(layers, given, descriptions, tied, has_flops)
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterInfo:
+    """One trainable parameter of the whole model, tied ones once under their primary's name. ``owner``: rank that
+    counts and saves it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    owner: int
+
+
+@dataclass
+class RankModel:
+    """What one rank holds.
+
+    ``parameters``: trainable leaves by global name, one for each weight (a tied weight under its primary's name).
+    ``gradients``: their totals. ``fixed``: frozen parameters and buffers, by their path in a checkpoint.
+    ``everything``: all trainable parameters of the model in layer order, alike on every rank.
+    """
+
+    partition: Partition
+    placement: tuple[int, ...]
+    stages: dict[int, Stage]
+    parameters: dict[str, torch.Tensor]
+    gradients: dict[str, Gradient]
+    fixed: dict[str, torch.Tensor]
+    tied: list[TiedGroup]
+    everything: list[ParameterInfo]
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        return [layer.module for stage in self.stages.values() for layer in stage.layers]
+
+    @property
+    def all_gradients(self) -> list[Gradient]:
+        """Every running total of the rank, those of a tied weight's parts apart."""
+        return [gradient for stage in self.stages.values() for layer in stage.layers for gradient in layer.gradients]
+
+
+def _make(layer: Layer, index: int, seed: int) -> nn.Module:
+    if isinstance(layer, nn.Module):
+        return layer
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed((seed * 1_000_003 + index) % (1 << 63))
+        return layer()
+
+
+def build_rank_model(
+    config: Config,
+    model: LayerList,
+    loss_fn: LossFunction,
+    placement: tuple[int, ...],
+    transport: Transport,
+    device: Device,
+) -> RankModel:
+    """Build this rank's stages. Collective: ends when all ranks agree on the list of parameters."""
+    stages_count = len(placement)
+    partition = make_partition(model.descriptions, stages_count, config.pipeline.partition, ranks=transport.size)
+    stage_of = {layer: stage for stage in range(stages_count) for layer in partition.layers_of(stage)}
+    owner_of = {model.names[layer]: placement[stage] for layer, stage in stage_of.items()}
+    mine = [stage for stage in range(stages_count) if placement[stage] == transport.rank]
+    modules = {
+        index: _make(model.layers[index], index, config.run.seed).to(device.torch_device)
+        for stage in mine
+        for index in partition.layers_of(stage)
+    }
+    groups = find_groups(model.layers, model.names, model.tied, owner_of)
+    local = {model.names[index]: module for index, module in modules.items()}
+    for group in groups:
+        group.localize(local)
+        share_values(group, transport, device)
+    stages = {}
+    for stage in mine:
+        layers = [StageLayer(modules[index], index, model.names[index]) for index in partition.layers_of(stage)]
+        stages[stage] = Stage(stage, layers, device, loss_fn if stage == stages_count - 1 else None)
+    rank_model = RankModel(partition, placement, stages, {}, {}, {}, groups, [])
+    _register(rank_model, transport)
+    return rank_model
+
+
+def _register(model: RankModel, transport: Transport) -> None:
+    canonical = {name: group.names[0] for group in model.tied for name in group.names}
+    owned: list[tuple[int, str, list[int]]] = []
+    for stage in model.stages.values():
+        for layer in stage.layers:
+            trainable = set(layer.names)
+            for name, parameter, gradient in zip(layer.names, layer.parameters, layer.gradients, strict=True):
+                known = canonical.get(name, name)
+                if known == name:
+                    owned.append((layer.index, name, list(parameter.shape)))
+                if known not in model.parameters:
+                    model.parameters[known] = parameter
+                    model.gradients[known] = gradient
+            for key, value in layer.module.state_dict(keep_vars=True).items():
+                name = f"{layer.name}.{key}"
+                if name not in trainable and canonical.get(name, name) == name:
+                    kind = "parameters" if isinstance(value, nn.Parameter) else "buffers"
+                    model.fixed[f"/{kind}/{name}"] = value.detach()
+    for group in model.tied:
+        group.attach(
+            {
+                name: g
+                for s in model.stages.values()
+                for x in s.layers
+                for name, g in zip(x.names, x.gradients, strict=True)
+            }
+        )
+    gathered = all_gather_objects(transport, owned)
+    found = [
+        (layer, order, name, shape, rank)
+        for rank, rows in enumerate(gathered)
+        for order, (layer, name, shape) in enumerate(rows)
+    ]
+    model.everything = [
+        ParameterInfo(name, tuple(shape), rank) for _, _, name, shape, rank in sorted(found, key=lambda row: row[:2])
+    ]

@@ -1,0 +1,95 @@
+"""One step's batch, cut into microbatches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+import torch
+
+from mpipipe.device import Device
+from mpipipe.errors import DataError
+from mpipipe.model import Draw
+
+Nested = object
+"""A tensor, or tuples, lists and dicts of tensors, with the batch as the first dimension of every tensor."""
+
+
+def map_tensors(value: Nested, change: Callable[[torch.Tensor], object]) -> Nested:
+    """The same structure with every tensor replaced by ``change(tensor)``; other values stay."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, tuple | list):
+        members = [map_tensors(member, change) for member in value]
+        return tuple(members) if isinstance(value, tuple) else members
+    if isinstance(value, dict):
+        return {key: map_tensors(member, change) for key, member in value.items()}
+    return value
+
+
+def _tensors(value: Nested) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    map_tensors(value, found.append)
+    return found
+
+
+def batch_size(batch: tuple[Nested, Nested]) -> int:
+    """Sequences in the batch. Raises ``DataError`` when its tensors do not agree."""
+    sizes = {int(tensor.shape[0]) if tensor.dim() else 0 for tensor in _tensors(list(batch))}
+    if len(sizes) != 1 or 0 in sizes:
+        raise DataError(
+            f"every tensor of a batch has the same first dimension, at least 1; found {sorted(sizes) or 'no tensor'}"
+        )
+    return sizes.pop()
+
+
+class TensorFeed:
+    """A batch of ``rows`` sequences in microbatches of ``microbatch``; the last one holds what is left.
+
+    ``draw_seed``: seed of the step's random numbers, None for an evaluation. ``first_sample``: number of the batch's
+    first sequence in the run.
+    """
+
+    def __init__(
+        self,
+        batch: tuple[Nested, Nested],
+        microbatch: int,
+        device: Device,
+        *,
+        draw_seed: int | None = None,
+        step: int = 0,
+        first_sample: int = 0,
+    ) -> None:
+        self._inputs, self._targets = batch
+        self.rows = batch_size(batch)
+        self._microbatch = microbatch
+        self._device = device
+        self._seed = draw_seed
+        self._step = step
+        self._first_sample = first_sample
+        self.num_microbatches = -(-self.rows // microbatch)
+        self._shapes = tuple((tuple(tensor.shape[1:]), str(tensor.dtype)) for tensor in _tensors(self._inputs))
+
+    def _bounds(self, microbatch: int) -> tuple[int, int]:
+        start = microbatch * self._microbatch
+        return start, min(self.rows, start + self._microbatch)
+
+    def _cut(self, value: Nested, microbatch: int) -> Nested:
+        start, stop = self._bounds(microbatch)
+        device = self._device
+        return map_tensors(value, lambda tensor: device.settle(tensor[start:stop].to(device.torch_device)))
+
+    def signature(self, microbatch: int) -> Hashable:
+        start, stop = self._bounds(microbatch)
+        return (stop - start, self._shapes)
+
+    def inputs(self, microbatch: int) -> object:
+        return self._cut(self._inputs, microbatch)
+
+    def targets(self, microbatch: int) -> object:
+        return self._cut(self._targets, microbatch)
+
+    def draw(self, microbatch: int) -> Draw | None:
+        if self._seed is None:
+            return None
+        start, stop = self._bounds(microbatch)
+        return Draw(self._seed, self._step, tuple(range(self._first_sample + start, self._first_sample + stop)))

@@ -1,0 +1,285 @@
+"""The run that ``mpipipe train`` and ``mpipipe eval`` do: a GPT-2 family model on token files, from a run file."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from mpipipe.collectives import all_gather_objects
+from mpipipe.config import Config
+from mpipipe.data import TokenSource
+from mpipipe.environment import threads_per_rank
+from mpipipe.errors import ConfigError, DataError, MpipipeError, SetupError
+from mpipipe.formats.paths import RunPaths
+from mpipipe.lifecycle import State, TimeLimit, write_status
+from mpipipe.model import gpt2_layers, token_loss
+from mpipipe.trainer.feed import Nested
+from mpipipe.trainer.trainer import StepReport, Trainer
+from mpipipe.transport import Transport
+
+_log = logging.getLogger(__name__)
+
+EXIT_STOPPED = 75
+Report = Callable[[dict[str, object]], None]
+
+
+@dataclass(frozen=True)
+class TrainOutcome:
+    """How a run ended. ``exit_code``: 0 done, 75 stopped before its time limit after saving. ``validation_loss``: the
+    last one, if any.
+    """
+
+    exit_code: int
+    step: int
+    loss: float | None
+    validation_loss: float | None
+    checkpoint: Path | None
+
+
+def _batch(source: TokenSource, trainer: Trainer, first_sample: int, count: int) -> tuple[Nested, Nested]:
+    """The batch, read only where it is looked at. The other ranks get tensors of the same shape that take no memory."""
+    if {0, trainer.model.partition.num_stages - 1} & set(trainer.model.stages):
+        try:
+            batch = source.batch(first_sample, count)
+        except DataError as error:
+            error.seen_alike = False  # the ranks between do not read it
+            raise
+        return torch.from_numpy(batch.inputs), torch.from_numpy(batch.targets)
+    empty = torch.zeros(1, 1, dtype=torch.int64).expand(count, source.sequence)
+    return empty, empty
+
+
+def _source(config: Config, key: str) -> TokenSource:
+    return TokenSource(
+        getattr(config.data, key),
+        sequence=config.model.sequence,
+        vocab=config.model.vocab,
+        seed=config.run.seed,
+        shuffle=config.data.shuffle and key == "train",
+        key=f"data.{key}",
+    )
+
+
+def _trainer(config: Config, transport: Transport) -> Trainer:
+    layers = gpt2_layers(config.model, config.run.seed)
+    return Trainer(
+        config,
+        layers.factories,
+        token_loss,
+        tied=layers.tied,
+        names=layers.names,
+        descriptions=layers.descriptions,
+        transport=transport,
+    )
+
+
+def _validation_batches(config: Config, source: TokenSource, trainer: Trainer) -> Iterator[tuple[Nested, Nested]]:
+    """``eval.batches`` batches of the validation windows in order, or all of them; the last batch may be smaller."""
+    size = config.batch.sequences
+    last = source.num_windows if not config.eval.batches else min(source.num_windows, config.eval.batches * size)
+    for first in range(0, last, size):
+        yield _batch(source, trainer, first, min(size, last - first))
+
+
+def _prepare_folder(config: Config, paths: RunPaths, transport: Transport, resume: str) -> None:
+    """Make the run folder and keep the resolved run file in it; refuse to write over another run."""
+    trouble: str | None = None
+    if transport.rank == 0:
+        try:
+            paths.checkpoints.mkdir(parents=True, exist_ok=True)
+            earlier = paths.checkpoint_steps() or paths.metrics.exists()
+            if resume == "never" and earlier:
+                trouble = f'config:{paths.root} holds an earlier run, and resume is "never": nothing is written over it'
+            else:
+                part = paths.config.with_name(paths.config.name + ".part")
+                part.write_text(config.to_toml(), encoding="utf-8")
+                os.replace(part, paths.config)
+        except OSError as error:
+            trouble = f"{paths.root} can't be written to: {error}"
+    trouble = all_gather_objects(transport, trouble)[0]
+    if trouble and trouble.startswith("config:"):
+        raise ConfigError(
+            trouble.removeprefix("config:"), key="run.dir", allowed='another folder, or run.resume = "auto"'
+        )
+    if trouble:
+        raise SetupError(f"run.dir: {trouble}")
+
+
+class _Metrics:
+    """``metrics.jsonl``: one line a step, written by rank 0."""
+
+    def __init__(self, path: Path, writes: bool) -> None:
+        self._path = path
+        self._writes = writes
+
+    def rewind(self, step: int) -> None:
+        """Drop the lines of steps after ``step``: they are done again. A line cut short by a kill goes too."""
+        if not self._writes or not self._path.exists():
+            return
+        kept = []
+        for line in self._path.read_text(encoding="utf-8").splitlines():
+            try:
+                if json.loads(line)["step"] <= step:
+                    kept.append(line + "\n")
+            except (ValueError, KeyError, TypeError):
+                continue
+        part = self._path.with_name(self._path.name + ".part")
+        part.write_text("".join(kept), encoding="utf-8")
+        os.replace(part, self._path)
+
+    def write(self, line: dict[str, object]) -> None:
+        if self._writes:
+            with self._path.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(line, allow_nan=False) + "\n")
+
+
+def train_run(
+    config: Config, transport: Transport, *, resume: str | None = None, report: Report | None = None
+) -> TrainOutcome:
+    """Train as the run file says, to ``run.steps`` or to ``run.time_limit``. Collective.
+
+    ``resume``: ``"auto"``, ``"never"`` or a checkpoint's folder; default ``run.resume``. ``report`` gets one dict a
+    step and one for each evaluation, on every rank. ``status.json`` says in the end how the run ended.
+    """
+    paths = RunPaths(Path(config.run.dir))
+    try:
+        return _train(config, paths, transport, resume or config.run.resume, report or (lambda line: None))
+    except BaseException as error:
+        alike = isinstance(error, MpipipeError) and error.seen_alike
+        if paths.root.is_dir() and (transport.rank == 0 or not alike):
+            code = 2 if isinstance(error, ConfigError) else 1
+            write_status(
+                paths.status, "failed", exit_code=code, rank=transport.rank, error=f"{type(error).__name__}: {error}"
+            )
+        raise
+
+
+def _train(config: Config, paths: RunPaths, transport: Transport, resume: str, report: Report) -> TrainOutcome:
+    limit = TimeLimit(config.run.time_limit_s)
+    torch.set_num_threads(threads_per_rank(transport.local_size))
+    config.require("data.train")
+    source = _source(config, "train")
+    validation = _source(config, "validation") if config.data.validation else None
+    _prepare_folder(config, paths, transport, resume)
+    trainer = _trainer(config, transport)
+    try:
+        if resume != "never":
+            trainer.restore(None if resume == "auto" else resume)
+        run = _Run(trainer, source, validation, _Metrics(paths.metrics, transport.rank == 0), limit, report)
+        outcome = run.to_the_end()
+    except BaseException:
+        trainer.recorder.close(complete=False)
+        raise
+    trainer.close()
+    if transport.rank == 0:
+        state: State = "done" if outcome.exit_code == 0 else "stopped"
+        write_status(paths.status, state, exit_code=outcome.exit_code, step=outcome.step, loss=outcome.loss)
+    return outcome
+
+
+class _Run:
+    """The loop over steps."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        source: TokenSource,
+        validation: TokenSource | None,
+        metrics: _Metrics,
+        limit: TimeLimit,
+        report: Report,
+    ) -> None:
+        self.trainer = trainer
+        self.config = trainer.config
+        self.source = source
+        self.validation = validation
+        self.metrics = metrics
+        self.limit = limit
+        self.report = report
+        self.saved: Path | None = None
+        self.validation_loss: float | None = None
+
+    def to_the_end(self) -> TrainOutcome:
+        trainer, config = self.trainer, self.config
+        self.metrics.rewind(trainer.step_index)
+        self._status()
+        self.report(
+            {
+                "event": "start",
+                "step": trainer.step_index,
+                "steps": config.run.steps,
+                "partition": str(trainer.model.partition),
+            }
+        )
+        if self.validation is not None and trainer.step_index == 0:
+            self._evaluate()
+        stop = False
+        while trainer.step_index < config.run.steps and not stop:
+            step = self._step()
+            stop = step.stop and trainer.step_index < config.run.steps
+            last = trainer.step_index == config.run.steps
+            every = config.eval.every_steps
+            if self.validation is not None and (last or (every and trainer.step_index % every == 0)) and not stop:
+                self._evaluate()
+            self.saved = self._save(force=stop or last)
+        loss = trainer.last_report.loss if trainer.last_report else None
+        return TrainOutcome(EXIT_STOPPED if stop else 0, trainer.step_index, loss, self.validation_loss, self.saved)
+
+    def _step(self) -> StepReport:
+        trainer = self.trainer
+        batch = _batch(self.source, trainer, trainer.samples_seen, self.config.batch.sequences)
+        step = trainer.step_report(batch, stop=self.limit.reached)
+        self.limit.note_step(step.step_s)
+        self.metrics.write(step.as_metrics())
+        self.report({"event": "step", "steps": self.config.run.steps, **step.as_metrics()})
+        return step
+
+    def _save(self, *, force: bool) -> Path | None:
+        trainer = self.trainer
+        if not (force or trainer.saver.due(trainer.step_index)):
+            return self.saved
+        folder = trainer.save()
+        self.limit.note_save(trainer.saver.last_save_s)
+        self._status()
+        self.report({"event": "checkpoint", "step": trainer.step_index, "path": str(folder)})
+        return folder
+
+    def _evaluate(self) -> None:
+        assert self.validation is not None
+        self.validation_loss = self.trainer.evaluate(_validation_batches(self.config, self.validation, self.trainer))
+        self.report({"event": "evaluation", "step": self.trainer.step_index, "validation_loss": self.validation_loss})
+
+    def _status(self) -> None:
+        if self.trainer.transport.rank == 0:
+            write_status(
+                self.trainer.paths.status,
+                "running",
+                exit_code=None,
+                step=self.trainer.step_index,
+                steps=self.config.run.steps,
+            )
+
+
+def eval_run(config: Config, transport: Transport, *, resume: str | None = None) -> dict[str, object]:
+    """Loss over the validation tokens with the newest checkpoint's weights (or those at ``resume``), changing nothing
+    on disk. Collective.
+    """
+    config.require("data.validation")
+    source = _source(config, "validation")
+    silent = config.model_copy(update={"trace": config.trace.model_copy(update={"enabled": False})})
+    trainer = _trainer(silent, transport)
+    wanted = resume or config.run.resume
+    step = trainer.restore(None if wanted == "auto" else wanted) if wanted != "never" else 0
+    loss = trainer.evaluate(_validation_batches(config, source, trainer))
+    sequences = (
+        source.num_windows
+        if not config.eval.batches
+        else min(source.num_windows, config.eval.batches * config.batch.sequences)
+    )
+    return {"step": step, "validation_loss": loss, "sequences": sequences, "tokens": sequences * config.model.sequence}

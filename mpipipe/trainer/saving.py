@@ -1,0 +1,157 @@
+"""A rank's state on its way into checkpoints and back."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mpipipe import checkpoint
+from mpipipe.collectives import all_gather_objects
+from mpipipe.config import Config
+from mpipipe.errors import CheckpointError, ConfigError
+from mpipipe.formats.paths import RunPaths
+from mpipipe.formats.trace import EventKind
+from mpipipe.optim import AdamW
+from mpipipe.trace import Recorder
+from mpipipe.trainer.build import RankModel
+from mpipipe.transport import Transport
+
+_log = logging.getLogger(__name__)
+_SECONDS_PER_MINUTE = 60.0
+
+SAVE_TIMEOUT_S = 3600.0
+"""While one rank writes its shard the others wait for it: longer than for a message (comm.timeout_s)."""
+
+
+class Saver:
+    """Saves and restores everything that a resume needs. Every method but ``due`` without minutes is collective."""
+
+    def __init__(
+        self,
+        config: Config,
+        paths: RunPaths,
+        transport: Transport,
+        model: RankModel,
+        optimizer: AdamW,
+        recorder: Recorder,
+    ) -> None:
+        self._config = config
+        self._paths = paths
+        self._transport = transport
+        self._model = model
+        self._optimizer = optimizer
+        self._recorder = recorder
+        self._last_save = time.monotonic()
+        self.updates_done = 0
+        self.last_save_s = 0.0
+
+    def due(self, step: int) -> bool:
+        """Whether the schedule of saves has one after ``step``. Minutes are counted by rank 0's clock."""
+        section = self._config.checkpoint
+        if section.every_steps and step % section.every_steps == 0:
+            return True
+        if not section.every_minutes:
+            return False
+        late = time.monotonic() - self._last_save >= section.every_minutes * _SECONDS_PER_MINUTE
+        return bool(all_gather_objects(self._transport, late)[0])
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        """Every tensor that this rank needs, by its path in a checkpoint."""
+        found: dict[str, torch.Tensor] = dict(self._model.fixed)
+        for name, parameter in self._model.parameters.items():
+            first, second = self._optimizer.moments(name)
+            found[f"/parameters/{name}"] = parameter.detach()
+            found[f"/optimizer/exp_avg/{name}"] = first
+            found[f"/optimizer/exp_avg_sq/{name}"] = second
+        return found
+
+    def _state(self, samples_seen: int) -> checkpoint.CheckpointState:
+        elsewhere = {info.name for info in self._model.everything if info.owner != self._transport.rank}
+        tensors = {
+            path: tensor.cpu().numpy() for path, tensor in self._tensors().items() if _name_of(path) not in elsewhere
+        }
+        aliases = {
+            f"/parameters/{group.names[0]}": tuple(f"/parameters/{name}" for name in group.names[1:])
+            for group in self._model.tied
+            if f"/parameters/{group.names[0]}" in tensors
+        }
+        scalars: dict[str, int | float | str] = {
+            "samples_seen": samples_seen,
+            "updates": self._optimizer.steps_done,
+            "seed": self._config.run.seed,
+        }
+        return checkpoint.CheckpointState(tensors, scalars, aliases, self._config.to_toml())
+
+    def save(self, step: int, samples_seen: int) -> Path:
+        """Write ``checkpoints/step-...`` and thin out older ones as ``checkpoint.keep_last`` and ``keep_every`` say."""
+        t0 = time.perf_counter_ns()
+        comm = self._config.comm
+        self._transport.configure(timeout_s=max(comm.timeout_s, SAVE_TIMEOUT_S), wait=comm.wait)
+        folder = checkpoint.save(self._transport, self._paths.checkpoints, step, self._state(samples_seen))
+        self._transport.configure(timeout_s=comm.timeout_s, wait=comm.wait)
+        section = self._config.checkpoint
+        if section.keep_last and self._transport.rank == 0:
+            try:
+                checkpoint.prune(self._paths.checkpoints, section.keep_last, section.keep_every, read_newest=False)
+            except OSError as error:
+                _log.warning("older checkpoints could not be removed, the run goes on: %s", error)
+        self._last_save = time.monotonic()
+        self.last_save_s = (time.perf_counter_ns() - t0) / 1e9
+        self._recorder.record(int(EventKind.CHECKPOINT), t0, time.perf_counter_ns())
+        return folder
+
+    def restore(self, folder: str | Path | None) -> tuple[int, int] | None:
+        """Load into the live tensors; (step, samples seen), or None where the run folder has no checkpoint.
+
+        Raises ``CheckpointError`` on every rank when there are checkpoints and none is whole: starting anew would hide
+        that.
+        """
+        tensors = self._tensors()
+        shapes = {path: tuple(tensor.shape) for path, tensor in tensors.items()}
+        loaded, passed_over = checkpoint.restore(self._transport, self._paths.checkpoints, shapes, folder=folder)
+        if self._transport.rank == 0:
+            for reason in passed_over:
+                _log.warning("passed over: %s", reason)
+        if loaded is None:
+            self._refuse_damaged(passed_over)
+            return None
+        seed = loaded.scalars.get("seed", self._config.run.seed)
+        if seed != self._config.run.seed:
+            raise ConfigError(
+                f"the checkpoint {loaded.folder} was made with seed {seed}; with another one the data would come in "
+                "another order",
+                key="run.seed",
+                value=self._config.run.seed,
+                allowed=str(seed),
+            )
+        for path, tensor in tensors.items():
+            tensor.copy_(torch.from_numpy(_writable(loaded.tensors[path])))
+        self.updates_done = int(loaded.scalars["updates"])
+        return loaded.step, int(loaded.scalars["samples_seen"])
+
+    def _refuse_damaged(self, passed_over: list[str]) -> None:
+        whole_names = all_gather_objects(self._transport, list(self._paths.checkpoint_steps()))[0]
+        if whole_names:
+            error = CheckpointError(
+                f"{self._paths.checkpoints}: no checkpoint is whole ({'; '.join(passed_over)}). To begin anew, set "
+                "run.dir to another folder"
+            )
+            error.seen_alike = True
+            raise error
+
+
+def _name_of(path: str) -> str:
+    """The parameter's name in a path as ``/optimizer/exp_avg/NAME``."""
+    for prefix in ("/optimizer/exp_avg_sq/", "/optimizer/exp_avg/", "/parameters/", "/buffers/"):
+        if path.startswith(prefix):
+            return path[len(prefix) :]
+    return path
+
+
+def _writable(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    return array if array.flags.writeable else array.copy()

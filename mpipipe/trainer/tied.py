@@ -1,0 +1,155 @@
+"""Weights that several layers share: one value, one update, their gradients added once.
+
+Every layer has a leaf of its own, so the parts of the gradient add up apart over the microbatches, on one rank as on
+many. At the end of a step the owners exchange their parts and each adds them in layer order: the copies stay equal bit
+for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from mpipipe.device import Device
+from mpipipe.errors import ConfigError
+from mpipipe.stage import Gradient
+from mpipipe.transport import COLLECTIVE_TAG, Transport
+
+
+class TiedGroup:
+    """One shared weight: the global names of its parts in layer order (the first is the primary), and the rank of
+    each.
+    """
+
+    def __init__(self, names: Sequence[str], ranks: Sequence[int]) -> None:
+        self.names = tuple(names)
+        self.ranks = tuple(ranks)
+        self._leaves: dict[str, torch.Tensor] = {}
+        self._gradients: dict[str, Gradient] = {}
+
+    @property
+    def owners(self) -> list[int]:
+        """Ranks that hold a part, ascending."""
+        return sorted(set(self.ranks))
+
+    def localize(self, modules: Mapping[str, nn.Module]) -> None:
+        """Give each local part a leaf of its own; those of one rank share their memory, the first local part's."""
+        first: torch.Tensor | None = None
+        for name in self.names:
+            found = _locate(modules, name)
+            if found is None:
+                continue
+            parent, key = found
+            parameter = parent.get_parameter(key)
+            if first is None:
+                first = parameter
+            elif parameter is first or parameter.data_ptr() != first.data_ptr():
+                if parameter.shape != first.shape:
+                    raise ConfigError(
+                        f"tied weights differ in shape: {self.names[0]} {tuple(first.shape)}, {name} "
+                        f"{tuple(parameter.shape)}"
+                    )
+                parameter = nn.Parameter(first.detach(), requires_grad=first.requires_grad)
+                parent.register_parameter(key, parameter)
+            self._leaves[name] = parameter
+
+    def attach(self, gradients: Mapping[str, Gradient]) -> None:
+        """Remember the local parts' totals."""
+        self._gradients = {name: gradients[name] for name in self._leaves if name in gradients}
+
+    @property
+    def value(self) -> torch.Tensor | None:
+        """The shared memory on this rank."""
+        return next(iter(self._leaves.values())).detach() if self._leaves else None
+
+    def add_up(self, transport: Transport, device: Device) -> None:
+        """Collective among the owners: the first local part's total becomes the sum of all parts, in layer order."""
+        if not self._gradients:
+            return
+        parts = {name: gradient.finish() for name, gradient in self._gradients.items()}
+        sends = []
+        for name, part in parts.items():
+            for peer in self.owners:
+                if peer != transport.rank:
+                    sends.append((transport.isend(device.outgoing(part).memory, peer, COLLECTIVE_TAG), peer, name))
+        example = next(iter(parts.values()))
+        total: torch.Tensor | None = None
+        for name, rank in zip(self.names, self.ranks, strict=True):
+            part = parts[name] if name in parts else _fetch(transport, device, example, rank, name)
+            total = part.clone() if total is None else total.add_(part)
+        for request, peer, name in sends:
+            transport.wait(request, f"rank {peer} to take the gradient of {name}")
+        assert total is not None
+        example.copy_(total)
+
+
+def _locate(modules: Mapping[str, nn.Module], name: str) -> tuple[nn.Module, str] | None:
+    """The module that holds a parameter, and the parameter's key in it; None if the layer is not on this rank."""
+    for layer, module in modules.items():
+        if name.startswith(layer + "."):
+            path, _, key = name[len(layer) + 1 :].rpartition(".")
+            try:
+                parent = module.get_submodule(path)
+                parent.get_parameter(key)
+            except AttributeError:
+                continue
+            return parent, key
+    return None
+
+
+def _fetch(transport: Transport, device: Device, like: torch.Tensor, rank: int, name: str) -> torch.Tensor:
+    buffer = device.allocate(like.numel() * like.element_size())
+    transport.wait(transport.irecv(buffer.memory, rank, COLLECTIVE_TAG), f"the tied weight {name} of rank {rank}")
+    return device.tensor(buffer, tuple(like.shape), like.dtype)
+
+
+def share_values(group: TiedGroup, transport: Transport, device: Device) -> None:
+    """Collective among the owners: all copies take the primary's initial value."""
+    value, primary = group.value, group.ranks[0]
+    if value is None:
+        return
+    if transport.rank == primary:
+        for peer in group.owners:
+            if peer != primary:
+                request = transport.isend(device.outgoing(value).memory, peer, COLLECTIVE_TAG)
+                transport.wait(request, f"rank {peer} to take the tied weight {group.names[0]}")
+    else:
+        value.copy_(_fetch(transport, device, value, primary, group.names[0]))
+
+
+def find_groups(
+    layers: Sequence[object], names: Sequence[str], tied: Sequence[tuple[str, str]], owner_of: Mapping[str, int]
+) -> list[TiedGroup]:
+    """Groups from ``tied`` pairs of names, and from modules that share a ``Parameter`` (all ranks see the same layer
+    list).
+    """
+    order: dict[str, int] = {name: index for index, name in enumerate(names)}
+    links: dict[str, set[str]] = {}
+
+    def join(one: str, other: str) -> None:
+        merged = links.get(one, {one}) | links.get(other, {other})
+        for member in merged:
+            links[member] = merged
+
+    def layer_of(name: str) -> str:
+        inside = [layer for layer in names if name.startswith(layer + ".")]
+        if not inside:
+            raise ConfigError(
+                f"tied: {name!r} is in no layer; parameters are named LAYER.PARAMETER with a layer of "
+                f"{list(names)[:3]} ..."
+            )
+        return max(inside, key=len)
+
+    for one, other in tied:
+        join(one, other)
+    seen: dict[int, str] = {}
+    for layer, layer_name in zip(layers, names, strict=True):
+        if isinstance(layer, nn.Module):
+            for key, parameter in layer.named_parameters():
+                first = seen.setdefault(id(parameter), f"{layer_name}.{key}")
+                if first != f"{layer_name}.{key}":
+                    join(first, f"{layer_name}.{key}")
+    groups = {tuple(sorted(members, key=lambda name: (order[layer_of(name)], name))) for members in links.values()}
+    return [TiedGroup(members, [owner_of[layer_of(name)] for name in members]) for members in sorted(groups)]

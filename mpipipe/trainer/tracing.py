@@ -1,0 +1,73 @@
+"""Opens the trace of a launch: the next free segment, one file a rank."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+
+from mpipipe.collectives import all_gather_objects
+from mpipipe.config import Config
+from mpipipe.errors import SetupError
+from mpipipe.formats.paths import RunPaths
+from mpipipe.formats.trace import TraceWriter
+from mpipipe.trace import Recorder
+from mpipipe.trainer.build import LayerList, RankModel
+from mpipipe.transport import Transport
+
+
+def open_recorder(
+    config: Config, paths: RunPaths, transport: Transport, model: RankModel, layers: LayerList
+) -> Recorder:
+    """A recorder into a new segment of the run folder, or one that keeps nothing (``trace.enabled = false``).
+    Collective.
+
+    Raises ``SetupError`` on every rank when one of them can't write there.
+    """
+    if not config.trace.enabled:
+        return Recorder(None)
+    proposal = [paths.next_segment(), secrets.token_hex(8)] if transport.rank == 0 else None
+    segment, run_id = all_gather_objects(transport, proposal)[0]
+    header: dict[str, object] = {
+        "rank": transport.rank,
+        "world_size": transport.size,
+        "p": transport.size,
+        "v": config.pipeline.chunks,
+        "d": config.pipeline.replicas,
+        "host": socket.gethostname(),
+        "mpi_library": transport.library,
+        "run_id": run_id,
+        "segment": segment,
+        "config": config.to_toml(),
+    }
+    writer, trouble = None, None
+    try:
+        writer = TraceWriter(paths.trace_file(segment, transport.rank), header)
+        writer.set_model(_model_rows(config, model, layers))
+    except OSError as error:
+        trouble = f"rank {transport.rank}: {error}"
+    troubles = [text for text in all_gather_objects(transport, trouble) if text]
+    if troubles:
+        raise SetupError(
+            f"the trace can't be written in {paths.trace_segment(segment)}: {'; '.join(troubles[:3])}. "
+            "Set run.dir to a folder that every rank can write to, or trace.enabled = false"
+        )
+    return Recorder(writer)
+
+
+def _model_rows(config: Config, model: RankModel, layers: LayerList) -> list[dict[str, object]]:
+    """What the trace says of every stage. FLOPs only where the layers' costs are known in FLOPs."""
+    rows: list[dict[str, object]] = []
+    for stage in range(model.partition.num_stages):
+        members = [layers.descriptions[index] for index in model.partition.layers_of(stage)]
+        row: dict[str, object] = {
+            "stage": stage,
+            "num_layers": len(members),
+            "layers": [member.name for member in members],
+        }
+        if layers.has_flops:
+            sequence = config.model.sequence
+            row["parameters"] = sum(member.num_parameters for member in members)
+            row["forward_flops_per_token"] = sum(member.flops_forward for member in members) / sequence
+            row["backward_flops_per_token"] = sum(member.flops_backward for member in members) / sequence
+        rows.append(row)
+    return rows

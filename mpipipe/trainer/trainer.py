@@ -1,0 +1,358 @@
+"""The trainer: wires the rooms together, and does one step at a time."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from mpipipe import collectives
+from mpipipe.config import Config
+from mpipipe.device import open_device
+from mpipipe.engine import Engine, RankProgram, RunResult, compile_program
+from mpipipe.formats.paths import RunPaths
+from mpipipe.formats.trace import EventKind
+from mpipipe.optim import AdamW, clip_factor, learning_rate, square_sum
+from mpipipe.partition import LayerDescription
+from mpipipe.schedule import ScheduleTable, build, forward_only
+from mpipipe.stage import LossFunction
+from mpipipe.trace import Recorder
+from mpipipe.trainer.build import Layer, LayerList, build_rank_model
+from mpipipe.trainer.feed import Nested, TensorFeed
+from mpipipe.trainer.saving import Saver
+from mpipipe.trainer.tracing import open_recorder
+from mpipipe.transport import Transport, open_world
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One step, the same on every rank. ``loss``: None when no label of the batch was valid. ``skipped``: why the
+    weights did not change.
+    """
+
+    step: int
+    loss: float | None
+    grad_norm: float
+    lr: float
+    tokens: int
+    step_s: float
+    bubble_fraction: float
+    skipped: str | None = None
+    stop: bool = False
+
+    def as_metrics(self) -> dict[str, object]:
+        """The line of ``metrics.jsonl``."""
+        line: dict[str, object] = {
+            "step": self.step,
+            "loss": self.loss,
+            "grad_norm": self.grad_norm,
+            "lr": self.lr,
+            "tokens": self.tokens,
+            "tokens_per_s": self.tokens / self.step_s if self.step_s > 0 else 0.0,
+            "step_s": self.step_s,
+            "bubble_fraction": self.bubble_fraction,
+        }
+        if self.skipped:
+            line["skipped"] = self.skipped
+        return {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in line.items()
+        }
+
+
+class Trainer:
+    """Trains layers over all ranks of a job. Every method is collective: each rank calls it with the same arguments.
+
+    ``layers``: torch modules, or factories without arguments, one after another; a factory runs only on the rank that
+    owns the layer. ``loss_fn(output, target) -> (sum, count)``. ``tied``: pairs of parameter names, ``"0.weight"``
+    being parameter ``weight`` of layer 0 (or ``NAME.weight`` with ``names``). ``descriptions``: what layers cost, for
+    ``pipeline.partition = "cost"``. ``transport``: default is every rank of the MPI launch.
+
+    As a context manager it ends the whole job when one rank leaves by an exception, so that the others do not wait for
+    ever.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        layers: Sequence[Layer],
+        loss_fn: LossFunction,
+        *,
+        tied: Sequence[tuple[str, str]] = (),
+        names: Sequence[str] | None = None,
+        descriptions: Sequence[LayerDescription] | None = None,
+        transport: Transport | None = None,
+    ) -> None:
+        self._owns_transport = transport is None
+        self.transport: Transport = open_world() if transport is None else transport
+        self.config = config.resolve(self.transport.size)
+        self.transport.configure(timeout_s=self.config.comm.timeout_s, wait=self.config.comm.wait)
+        self._device = open_device(self.config.comm.device)
+        self._tables: dict[int, tuple[int, RankProgram]] = {}
+        self._evaluation_programs: dict[int, RankProgram] = {}
+        placement = self._build_table(1).placement
+        model = LayerList.of(layers, names, descriptions, tied)
+        self.model = build_rank_model(self.config, model, loss_fn, placement, self.transport, self._device)
+        self.optimizer = AdamW(self.model.parameters, self.config)
+        self.paths = RunPaths(Path(self.config.run.dir))
+        self.recorder = open_recorder(self.config, self.paths, self.transport, self.model, model)
+        self._silent = Recorder(None)
+        self._engine = Engine(self.transport, self._device, self.recorder, self.model.stages, len(placement))
+        self.saver = Saver(self.config, self.paths, self.transport, self.model, self.optimizer, self.recorder)
+        self.step_index = 0
+        self.samples_seen = 0
+        self.last_report: StepReport | None = None
+        self._synchronize_clocks()
+
+    # --- one step ---
+
+    def step(self, batch: tuple[Nested, Nested]) -> float:
+        """One optimizer step; the loss per valid item of the whole batch, the same float on every rank (nan if no item
+        is valid).
+
+        ``batch``: (inputs, targets), any structure of tensors with the batch first; it is cut into microbatches of
+        ``batch.microbatch``.
+        """
+        report = self.step_report(batch)
+        return math.nan if report.loss is None else report.loss
+
+    def step_report(self, batch: tuple[Nested, Nested], *, stop: bool = False) -> StepReport:
+        """One step with all its figures. ``stop`` on any rank comes back as ``stop`` on every rank."""
+        start = time.perf_counter_ns()
+        config = self.config
+        feed = TensorFeed(
+            batch,
+            config.batch.microbatch,
+            self._device,
+            draw_seed=config.run.seed,
+            step=self.step_index,
+            first_sample=self.samples_seen,
+        )
+        table_id, program = self._program(feed.num_microbatches)
+        recorder = self._step_recorder()
+        recorder.begin_step(self.step_index + 1, table_id)
+        result = self._engine.run(program, feed)
+        shared = self._share(result, recorder, stop)
+        norm, skipped = self._update(recorder, shared.count)
+        loss = shared.loss_sum / shared.count if shared.count else None
+        self.step_index += 1
+        self.samples_seen += feed.rows
+        end = time.perf_counter_ns()
+        recorder.end_step(start, end, shared.count, loss)
+        rate = learning_rate(config, self.step_index - 1)
+        report = StepReport(
+            self.step_index,
+            loss,
+            norm,
+            rate,
+            shared.count,
+            (end - start) / 1e9,
+            shared.bubble_fraction,
+            skipped,
+            shared.stop,
+        )
+        self.last_report = report
+        return report
+
+    def _share(self, result: RunResult, recorder: Recorder, stop: bool) -> _Shared:
+        """Tell every rank the loss, the number of valid items and what the pipeline took."""
+        t0 = time.perf_counter_ns()
+        offset = self._clock_offset_ns
+        mine = [
+            result.loss_sum,
+            result.count,
+            recorder.busy_ns,
+            result.start_ns + offset,
+            result.end_ns + offset,
+            float(stop),
+        ]
+        rows = collectives.all_gather(self.transport, np.array(mine, dtype=np.float64))
+        recorder.record(int(EventKind.LOSS), t0, time.perf_counter_ns())
+        last = rows[self.model.placement[-1]]
+        makespan = rows[:, 4].max() - rows[:, 3].min()
+        bubble = 1.0 - rows[:, 2].sum() / (self.transport.size * makespan) if makespan > 0 else 0.0
+        return _Shared(float(last[0]), int(last[1]), float(bubble), bool(rows[:, 5].any()))
+
+    def _update(self, recorder: Recorder, count: int) -> tuple[float, str | None]:
+        """Add up tied parts, divide once by ``count``, clip by the norm of the whole gradient, and step. Returns (norm,
+        why it was skipped).
+        """
+        t0 = time.perf_counter_ns()
+        for group in self.model.tied:
+            group.add_up(self.transport, self._device)
+        t1 = time.perf_counter_ns()
+        if self.model.tied:
+            recorder.record(int(EventKind.TIED_REDUCE), t0, t1)
+        gradients = {name: gradient.finish() for name, gradient in self.model.gradients.items()}
+        if count:
+            for gradient in gradients.values():
+                gradient.mul_(1.0 / count)
+        norm, first_bad = self._norm({name: square_sum(gradient) for name, gradient in gradients.items()})
+        t2 = time.perf_counter_ns()
+        recorder.record(int(EventKind.CLIP), t1, t2)
+        skipped = _reason_to_skip(count, first_bad)
+        if skipped is None:
+            factor = clip_factor(norm, self.config.optimizer.clip_norm)
+            if factor is not None:
+                for gradient in gradients.values():
+                    gradient.mul_(factor)
+            self.optimizer.step(gradients, learning_rate(self.config, self.step_index))
+        elif self.transport.rank == 0:
+            _log.warning("step %d changes nothing: %s", self.step_index + 1, skipped)
+        for total in self.model.all_gradients:
+            total.clear()
+        recorder.record(int(EventKind.OPTIMIZER), t2, time.perf_counter_ns())
+        return norm, skipped
+
+    def _norm(self, squares: dict[str, float]) -> tuple[float, str | None]:
+        """The norm of the whole gradient, every weight counted once by its owner and added in layer order; and the
+        first parameter whose gradient is not finite."""
+        everything, rank = self.model.everything, self.transport.rank
+        width = max((sum(info.owner == r for info in everything) for r in range(self.transport.size)), default=0)
+        mine = np.zeros(width, dtype=np.float64)
+        own = [squares[info.name] for info in everything if info.owner == rank]
+        mine[: len(own)] = own
+        rows = collectives.all_gather(self.transport, mine)
+        position = [0] * self.transport.size
+        total, first_bad = 0.0, None
+        for info in everything:
+            value = float(rows[info.owner, position[info.owner]])
+            position[info.owner] += 1
+            total += value
+            if first_bad is None and not math.isfinite(value):
+                first_bad = info.name
+        return math.sqrt(total) if total >= 0 else total, first_bad
+
+    # --- evaluation ---
+
+    def evaluate(self, batches: Iterable[tuple[Nested, Nested]]) -> float:
+        """Loss per valid item over all ``batches`` (nan without any). Changes nothing: weights, moments, random state,
+        position.
+
+        Batches may have other sizes than those of a step.
+        """
+        t0 = time.perf_counter_ns()
+        total, count = 0.0, 0
+        self._engine.recorder = self._silent
+        self._set_training(False)
+        try:
+            for batch in batches:
+                feed = TensorFeed(batch, self.config.batch.microbatch, self._device)
+                result = self._engine.run(self._evaluation_program(feed.num_microbatches), feed)
+                total += result.loss_sum
+                count += result.count
+        finally:
+            self._set_training(True)
+            self._engine.recorder = self.recorder
+        rows = collectives.all_gather(self.transport, np.array([total, count], dtype=np.float64))
+        self.recorder.record(int(EventKind.EVALUATE), t0, time.perf_counter_ns())
+        total, count = rows[self.model.placement[-1]]
+        return float(total / count) if count else math.nan
+
+    def _set_training(self, training: bool) -> None:
+        for module in self.model.modules:
+            module.train(training)
+
+    # --- state ---
+
+    def save(self) -> Path:
+        """Save everything that a resume needs; the checkpoint's folder."""
+        self._synchronize_clocks()
+        return self.saver.save(self.step_index, self.samples_seen)
+
+    def save_if_due(self) -> Path | None:
+        """Save when ``checkpoint.every_steps`` or ``checkpoint.every_minutes`` says so."""
+        return self.save() if self.saver.due(self.step_index) else None
+
+    def restore(self, path: str | Path | None = None) -> int:
+        """Load the checkpoint at ``path``, or the newest complete one of the run folder; the step it was saved at, 0
+        without any.
+        """
+        found = self.saver.restore(path)
+        if found is not None:
+            self.step_index, self.samples_seen = found
+            self.optimizer.set_steps_done(self.saver.updates_done)
+        return self.step_index
+
+    # --- tables, clocks, the end ---
+
+    def _build_table(self, m: int) -> ScheduleTable:
+        pipeline = self.config.pipeline
+        return build(pipeline.schedule, p=self.transport.size, v=pipeline.chunks, m=m)
+
+    def _program(self, m: int) -> tuple[int, RankProgram]:
+        """The program for ``m`` microbatches and the number under which the trace knows its table."""
+        if m not in self._tables:
+            table = self._build_table(m)
+            self._tables[m] = (len(self._tables), compile_program(table, self.transport.rank))
+            self.recorder.add_schedule(len(self._tables) - 1, table.rows(), table.placement, table.name)
+        return self._tables[m]
+
+    def _evaluation_program(self, m: int) -> RankProgram:
+        if m not in self._evaluation_programs:
+            table = forward_only(self.model.placement, self.transport.size, self.config.pipeline.chunks, m)
+            self._evaluation_programs[m] = compile_program(table, self.transport.rank)
+        return self._evaluation_programs[m]
+
+    def _step_recorder(self) -> Recorder:
+        trace, step = self.config.trace, self.step_index + 1
+        wanted = step >= trace.first_step and (trace.last_step is None or step <= trace.last_step)
+        self._engine.recorder = self.recorder if wanted else self._silent
+        return self._engine.recorder
+
+    def _synchronize_clocks(self) -> None:
+        sample = collectives.compare_clocks(self.transport)
+        self._clock_offset_ns = sample.offset_ns
+        self.recorder.clock(sample.local_ns, sample.offset_ns, sample.rtt_ns)
+
+    def close(self) -> None:
+        """Collective. Write the trace's end; end MPI if this trainer began it."""
+        self._synchronize_clocks()
+        self.recorder.close()
+        if self._owns_transport:
+            self.transport.close()
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        self.recorder.close(complete=False)
+        if self._owns_transport:
+            import sys
+            import traceback
+
+            sys.stderr.write(
+                f"mpipipe: rank {self.transport.rank} failed, the job ends\n"
+                + "".join(traceback.format_exception(error))
+            )
+            self.transport.abort(1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What the ranks tell each other at the end of a step's pipeline."""
+
+    loss_sum: float
+    count: int
+    bubble_fraction: float
+    stop: bool
+
+
+def _reason_to_skip(count: int, first_bad: str | None) -> str | None:
+    if count == 0:
+        return "no label of the batch is valid"
+    if first_bad is not None:
+        return f"the gradient of {first_bad} is not finite"
+    return None

@@ -1,0 +1,189 @@
+"""The in-process twin: p ranks as p threads of one process.
+
+Only one rank runs at a time; it gives way when it waits. So a run is repeatable, a user's module may use torch's global
+generator, and a deadlock is not a hang: when every rank waits for a message that no one can send any more, all of them
+get a ``TransportError`` that says who waits for what. A send completes only when its receive is posted (rendezvous),
+the stricter half of what MPI may do.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
+
+from mpipipe.device import Memory
+from mpipipe.errors import MessageMismatchError, TransportError
+from mpipipe.transport.protocol import Request
+
+T = TypeVar("T")
+_Key = tuple[int, int, int]
+
+
+class _LoopbackRequest:
+    """One half of a message. ``done`` turns true when both halves have met."""
+
+    __slots__ = ("done", "error", "memory")
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory: Memory | None = memory
+        self.done = False
+        self.error: TransportError | None = None
+
+    def test(self) -> bool:
+        if self.error is not None:
+            raise self.error
+        return self.done
+
+
+class LoopbackWorld:
+    """The shared state of ``size`` ranks in one process."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.turn = threading.Condition()
+        self._sends: dict[_Key, deque[_LoopbackRequest]] = {}
+        self._receives: dict[_Key, deque[_LoopbackRequest]] = {}
+        self._blocked: dict[int, tuple[_LoopbackRequest, str]] = {}
+        self._running = size
+        self.failure: TransportError | None = None
+
+    def transport(self, rank: int) -> LoopbackTransport:
+        return LoopbackTransport(self, rank)
+
+    def post(self, key: _Key, memory: Memory, *, sending: bool) -> _LoopbackRequest:
+        """Add one half of a message; complete both halves if the other one is there."""
+        request = _LoopbackRequest(memory)
+        mine, theirs = (self._sends, self._receives) if sending else (self._receives, self._sends)
+        waiting = theirs.get(key)
+        if not waiting:
+            mine.setdefault(key, deque()).append(request)
+            return request
+        other = waiting.popleft()
+        if not waiting:
+            del theirs[key]
+        self._deliver(request, other) if sending else self._deliver(other, request)
+        self.turn.notify_all() if self.size > 1 else None
+        return request
+
+    @staticmethod
+    def _deliver(send: _LoopbackRequest, receive: _LoopbackRequest) -> None:
+        assert send.memory is not None
+        assert receive.memory is not None
+        if send.memory.nbytes == receive.memory.nbytes:
+            receive.memory[:] = send.memory
+            receive.done = True
+        else:
+            receive.error = MessageMismatchError(
+                f"a message of {send.memory.nbytes} bytes arrived where {receive.memory.nbytes} bytes were expected"
+            )
+        send.done = True
+        send.memory = receive.memory = None
+
+    def block(self, rank: int, request: _LoopbackRequest, what: str) -> None:
+        """Give way to the other ranks until the request is complete."""
+        if request.test():
+            return
+        self._blocked[rank] = (request, what)
+        self._look_for_deadlock()
+        while not (request.done or request.error or self.failure):
+            self.turn.wait()
+        del self._blocked[rank]
+        if not request.test():
+            assert self.failure is not None
+            raise self.failure
+
+    def leave(self) -> None:
+        """One rank is done."""
+        self._running -= 1
+        self._look_for_deadlock()
+        self.turn.notify_all()
+
+    def fail(self, error: TransportError) -> None:
+        if self.failure is None:
+            self.failure = error
+        self.turn.notify_all()
+
+    def _look_for_deadlock(self) -> None:
+        stuck = [entry for entry in self._blocked.items() if not (entry[1][0].done or entry[1][0].error)]
+        if self._blocked and len(stuck) == self._running and self.failure is None:
+            lines = [f"rank {rank} waits for {what}" for rank, (_, what) in sorted(stuck)]
+            gone = self.size - self._running
+            ended = f" ({gone} rank(s) have already ended)" if gone else ""
+            self.failure = TransportError("every rank waits and nothing is under way" + ended + ": " + "; ".join(lines))
+            if self.size > 1:
+                self.turn.notify_all()
+
+
+class LoopbackTransport:
+    """One rank's view of a ``LoopbackWorld``."""
+
+    library = "loopback (one process)"
+
+    def __init__(self, world: LoopbackWorld, rank: int) -> None:
+        self._world = world
+        self.rank = rank
+        self.size = world.size
+        self.local_size = world.size
+
+    def isend(self, memory: Memory, peer: int, tag: int) -> Request:
+        self._check_peer(peer)
+        return self._world.post((self.rank, peer, tag), memory, sending=True)
+
+    def irecv(self, memory: Memory, peer: int, tag: int) -> Request:
+        self._check_peer(peer)
+        return self._world.post((peer, self.rank, tag), memory, sending=False)
+
+    def wait(self, request: Request, what: str) -> None:
+        assert isinstance(request, _LoopbackRequest)
+        self._world.block(self.rank, request, what)
+
+    def configure(self, *, timeout_s: float, wait: str) -> None:
+        """Nothing to set: a wait that can't end is found at once."""
+
+    def abort(self, code: int) -> NoReturn:
+        error = TransportError(f"rank {self.rank} aborted the job with code {code}", rank=self.rank)
+        self._world.fail(error)
+        raise error
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def _check_peer(self, peer: int) -> None:
+        if not 0 <= peer < self.size:
+            raise TransportError(f"no rank {peer} among {self.size}", rank=self.rank, peer=peer)
+
+
+def solo() -> LoopbackTransport:
+    """A job of one rank, in this thread."""
+    return LoopbackWorld(1).transport(0)
+
+
+def run_ranks(size: int, work: Callable[[LoopbackTransport], T]) -> list[T]:
+    """Run ``work(transport)`` on ``size`` ranks of this process; the results in rank order.
+
+    When ranks fail, the others are woken and the first failure is raised here.
+    """
+    world = LoopbackWorld(size)
+    results: dict[int, T] = {}
+    failures: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        with world.turn:
+            try:
+                results[rank] = work(world.transport(rank))
+            except BaseException as error:
+                failures.append(error)
+                world.fail(TransportError(f"rank {rank} failed: {type(error).__name__}: {error}", rank=rank))
+            finally:
+                world.leave()
+
+    threads = [threading.Thread(target=run, args=(rank,), name=f"rank-{rank}") for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return [results[rank] for rank in range(size)]

@@ -1,0 +1,170 @@
+"""The MPI twin: ``Isend`` and ``Irecv`` on a private communicator. The one file that imports mpi4py."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from mpipipe.device import Memory
+from mpipipe.errors import (
+    MessageMismatchError,
+    MissingDependencyError,
+    SetupError,
+    TransportError,
+    TransportTimeoutError,
+)
+from mpipipe.transport.protocol import COLLECTIVE_TAG, Request
+from mpipipe.transport.waiting import Waiter
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+MAX_PIECE_BYTES = 1 << 30
+"""A longer message goes in pieces: Open MPI 5 refuses more than 2**31 - 1 elements in one call."""
+
+DEFAULT_TIMEOUT_S = 600.0
+
+
+class _MpiRequest:
+    """The pieces of one message; complete when all are. ``expected`` holds a receive's piece sizes, and is empty for a
+    send.
+    """
+
+    __slots__ = ("_error_class", "_expected", "_keep", "_next", "_pieces", "_status")
+
+    def __init__(
+        self,
+        pieces: list[MPI.Request],
+        expected: list[int],
+        status: MPI.Status | None,
+        keep: object,
+        error_class: type[Exception],
+    ) -> None:
+        self._pieces = pieces
+        self._expected = expected
+        self._status = status
+        self._keep = keep
+        self._next = 0
+        self._error_class = error_class
+
+    def test(self) -> bool:
+        try:
+            while self._next < len(self._pieces):
+                if not self._pieces[self._next].Test(self._status):
+                    return False
+                self._check_size()
+                self._next += 1
+        except self._error_class as error:
+            raise self._explain(error) from error
+        self._keep = None
+        return True
+
+    def _check_size(self) -> None:
+        if self._status is None or not self._expected:
+            return
+        found, expected = self._status.count, self._expected[self._next]
+        if found != expected:
+            raise MessageMismatchError(f"a message of {found} bytes arrived where {expected} bytes were expected")
+
+    def _explain(self, error: Exception) -> TransportError:
+        if "truncat" in str(error).lower():
+            size = f"{self._expected[self._next]} bytes" if self._expected else "less"
+            return MessageMismatchError(f"a longer message arrived where {size} were expected ({error})")
+        return TransportError(f"MPI reports: {error}")
+
+
+class MpiTransport:
+    """Every rank of the launch, on a duplicate of ``MPI.COMM_WORLD``."""
+
+    def __init__(self, mpi: Any) -> None:
+        self._mpi = mpi
+        world = mpi.COMM_WORLD
+        self._comm: MPI.Intracomm = world.Dup()
+        self._comm.Set_errhandler(mpi.ERRORS_RETURN)
+        self.rank: int = self._comm.Get_rank()
+        self.size: int = self._comm.Get_size()
+        node = self._comm.Split_type(mpi.COMM_TYPE_SHARED)
+        self.local_rank: int = node.Get_rank()
+        self.local_size: int = node.Get_size()
+        node.Free()
+        self.library: str = mpi.Get_library_version().split("\n")[0].strip().rstrip("\0")
+        self._waiter = Waiter("auto", self.local_size, DEFAULT_TIMEOUT_S)
+        self._closed = False
+        tag_limit = self._comm.Get_attr(mpi.TAG_UB)
+        if tag_limit is not None and tag_limit < COLLECTIVE_TAG:
+            raise SetupError(f"this MPI library allows tags up to {tag_limit}; {COLLECTIVE_TAG} are needed")
+
+    def isend(self, memory: Memory, peer: int, tag: int) -> Request:
+        comm = self._comm
+        try:
+            pieces = [comm.Isend([part, part.nbytes, self._mpi.BYTE], peer, tag) for part in _pieces(memory)]
+        except self._mpi.Exception as error:
+            raise TransportError(f"MPI refuses to send to rank {peer}: {error}", rank=self.rank, peer=peer) from error
+        return _MpiRequest(pieces, [], None, memory, self._mpi.Exception)
+
+    def irecv(self, memory: Memory, peer: int, tag: int) -> Request:
+        comm, parts = self._comm, _pieces(memory)
+        try:
+            pieces = [comm.Irecv([part, part.nbytes, self._mpi.BYTE], peer, tag) for part in parts]
+        except self._mpi.Exception as error:
+            raise TransportError(
+                f"MPI refuses to receive from rank {peer}: {error}", rank=self.rank, peer=peer
+            ) from error
+        return _MpiRequest(pieces, [part.nbytes for part in parts], self._mpi.Status(), memory, self._mpi.Exception)
+
+    def wait(self, request: Request, what: str) -> None:
+        if not self._waiter.wait(request.test):
+            raise TransportTimeoutError(
+                f"rank {self.rank} waited {self._waiter.timeout_s:g} s (comm.timeout_s) for {what}",
+                rank=self.rank,
+                message=what,
+            )
+
+    def configure(self, *, timeout_s: float, wait: str) -> None:
+        self._waiter = Waiter(wait, self.local_size, timeout_s)
+
+    def abort(self, code: int) -> NoReturn:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._mpi.COMM_WORLD.Abort(code)
+        os._exit(code)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._comm.Barrier()
+        self._comm.Free()
+        if not self._mpi.Is_finalized():
+            self._mpi.Finalize()
+
+
+def _pieces(memory: Memory) -> list[Memory]:
+    if memory.nbytes <= MAX_PIECE_BYTES:
+        return [memory]
+    return [memory[start : start + MAX_PIECE_BYTES] for start in range(0, memory.nbytes, MAX_PIECE_BYTES)]
+
+
+def open_mpi_world() -> MpiTransport:
+    """Start MPI and duplicate its world communicator. Collective.
+
+    ``MPI_Finalize`` is left to ``close``: left to the interpreter's exit, it would block for ever on a rank that ends
+    early by an exception, with all other ranks waiting for it.
+    """
+    try:
+        import mpi4py
+
+        mpi4py.rc.finalize = False
+        mpi4py.rc.thread_level = "serialized"
+        from mpi4py import MPI
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"mpi4py and an MPI library are needed to train ({error}). Install both with: pip install "
+            "'mpipipe[train,mpi]'"
+        ) from error
+    except RuntimeError as error:
+        raise MissingDependencyError(
+            f"mpi4py finds no MPI library ({error}). Load your cluster's MPI module, or: pip install 'mpipipe[mpi]'"
+        ) from error
+    return MpiTransport(MPI)

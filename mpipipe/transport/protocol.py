@@ -1,0 +1,69 @@
+"""What the engine and the collectives ask of a transport.
+
+Both twins pass tests/contracts/test_transport.py, which is written once.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn, Protocol
+
+from mpipipe.device import Memory
+
+MESSAGE_TAGS = 32_000
+"""Tags 0 to 31,999 belong to the messages of a schedule. 32,767 is all that the MPI standard grants."""
+
+COLLECTIVE_TAG = 32_000
+"""The tag of everything that ``mpipipe.collectives`` sends."""
+
+
+class Request(Protocol):
+    """One send or receive under way."""
+
+    def test(self) -> bool:
+        """True once it is complete. Moves data where the library needs a call for that. Never blocks.
+
+        Raises ``MessageMismatchError`` for a receive whose message had another size, ``TransportError`` when it failed.
+        """
+
+
+class Transport(Protocol):
+    """Point-to-point messages between the ranks of one job.
+
+    Messages of one sender, receiver and tag arrive in the order in which they were sent. ``memory`` belongs to the
+    transport from the call until the request is complete.
+    """
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def local_size(self) -> int:
+        """Ranks of this job on this node, this one included."""
+
+    @property
+    def library(self) -> str:
+        """What moves the bytes, in words, for logs and traces."""
+
+    def isend(self, memory: Memory, peer: int, tag: int) -> Request:
+        """Begin to send all bytes of ``memory``. Never blocks."""
+
+    def irecv(self, memory: Memory, peer: int, tag: int) -> Request:
+        """Begin to receive exactly ``memory.nbytes`` bytes."""
+
+    def wait(self, request: Request, what: str) -> None:
+        """Return once the request is complete.
+
+        ``what`` names it in errors. Raises ``TransportTimeoutError`` after the transport's time limit.
+        """
+
+    def configure(self, *, timeout_s: float, wait: str) -> None:
+        """Set the time limit of every wait and the policy: ``"auto"``, ``"spin"`` or ``"yield"``."""
+
+    def abort(self, code: int) -> NoReturn:
+        """End every rank of the job now."""
+
+    def close(self) -> None:
+        """Collective: no rank uses the transport after this."""

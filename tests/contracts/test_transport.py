@@ -1,0 +1,64 @@
+"""Loopback under the contract of every transport, and what only loopback does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import transport_contract as contract
+
+from mpipipe.errors import TransportError
+from mpipipe.transport import Transport, run_ranks, solo
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("name", contract.CHECKS)
+def test_loopback_keeps_the_contract(name: str, size: int) -> None:
+    run_ranks(size, contract.CHECKS[name])
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_a_wait_that_can_not_end_is_an_error(size: int) -> None:
+    run_ranks(size, contract.check_a_wait_that_can_not_end)
+
+
+def test_a_deadlock_says_who_waits_for_what() -> None:
+    def work(transport: Transport) -> None:
+        peer = 1 - transport.rank
+        transport.wait(transport.irecv(np.zeros(1, dtype=np.uint8), peer, 0), f"{transport.rank}SEND_F3")
+
+    with pytest.raises(TransportError, match="rank 0 waits for 0SEND_F3; rank 1 waits for 1SEND_F3"):
+        run_ranks(2, work)
+
+
+def test_a_rank_that_ends_early_is_no_hang() -> None:
+    def work(transport: Transport) -> None:
+        if transport.rank == 0:
+            transport.wait(transport.irecv(np.zeros(1, dtype=np.uint8), 1, 0), "a message of rank 1")
+
+    with pytest.raises(TransportError, match=r"1 rank.* already ended"):
+        run_ranks(2, work)
+
+
+def test_the_first_failure_is_the_one_that_is_raised() -> None:
+    def work(transport: Transport) -> None:
+        if transport.rank == 2:
+            raise KeyError("the guilty rank")
+        transport.wait(transport.irecv(np.zeros(1, dtype=np.uint8), 2, 0), "rank 2")
+
+    with pytest.raises(KeyError, match="the guilty rank"):
+        run_ranks(4, work)
+
+
+def test_abort_ends_every_rank() -> None:
+    def work(transport: Transport) -> None:
+        if transport.rank == 1:
+            transport.abort(3)
+        transport.wait(transport.irecv(np.zeros(1, dtype=np.uint8), 1, 0), "rank 1")
+
+    with pytest.raises(TransportError, match="aborted the job with code 3"):
+        run_ranks(3, work)
+
+
+def test_there_is_no_rank_beyond_the_last() -> None:
+    with pytest.raises(TransportError, match="no rank 1 among 1"):
+        solo().isend(np.zeros(1, dtype=np.uint8), 1, 0)

@@ -1,0 +1,24 @@
+"""The transport's contract and the bit contract's grid over MPI: one launch for each number of ranks walks both."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import transport_contract as contract
+from launch import REPOSITORY, launch
+
+RANKS = REPOSITORY / "tests" / "mpi" / "ranks.py"
+GRID = 5 * 4 * 2
+"""Schedules, numbers of microbatches, tied and untied."""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("p", [2, 3, 4])
+def test_contract_and_grid(p: int) -> None:
+    ended = launch(p, RANKS)
+    lines = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
+    wrong = [f"{line['check']}\n{line['error']}" for line in lines if not line["ok"]]
+    assert not wrong, "\n".join(wrong)
+    assert ended.returncode == 0, ended.stderr
+    assert len(lines) == len(contract.CHECKS) + 2 + GRID

@@ -1,0 +1,86 @@
+"""The bit contract (README, "What you can rely on"): how a model is cut and what runs when changes no bit of a run."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import tiny
+
+from mpipipe.transport import run_ranks, solo
+
+
+@functools.cache
+def reference(sequences: int, tied: bool) -> tiny.Story:
+    """One rank, one chunk."""
+    return tiny.merge([tiny.run(tiny.config(sequences=sequences, model__tie_embeddings=tied), solo())])
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("m", [1, 3, 4, 8])
+@pytest.mark.parametrize("p", [1, 2, 3, 4])
+@pytest.mark.parametrize("schedule, chunks", tiny.SCHEDULES)
+def test_same_bits_for_every_cut_and_schedule(schedule: str, chunks: int, p: int, m: int, tied: bool) -> None:
+    config = tiny.config(schedule=schedule, chunks=chunks, sequences=2 * m, model__tie_embeddings=tied)
+    story = tiny.merge(run_ranks(p, lambda transport: tiny.run(config, transport)))
+    expected = reference(2 * m, tied)
+    assert story.steps == expected.steps
+    assert story.state == expected.state
+
+
+def test_clipping_and_dropout_act_in_these_runs() -> None:
+    """The grid above would hold trivially without them."""
+    dropped, kept = reference(8, True), tiny.run(tiny.config(model__dropout=0.0), solo())
+    free = tiny.run(tiny.config(optimizer__clip_norm=0.0), solo())
+    assert all(norm > 0.3 for _, norm in dropped.steps)
+    assert dropped.steps[0] != kept.steps[0]
+    assert dropped.steps[0] == free.steps[0]
+    assert dropped.state != free.state
+
+
+@pytest.mark.parametrize("partition", ["even", [1, 2, 3, 6], [6, 3, 2, 1]])
+def test_same_bits_for_every_partition(partition: object) -> None:
+    config = tiny.config(pipeline__partition=partition)
+    assert tiny.merge(run_ranks(4, lambda transport: tiny.run(config, transport))).state == reference(8, True).state
+
+
+def test_the_last_microbatch_may_be_smaller() -> None:
+    """7 sequences in microbatches of 3: weighting by tokens, whatever the cut."""
+    config = tiny.config(sequences=7, microbatch=3)
+    expected = tiny.run(config, solo())
+    for p in (2, 3):
+        story = tiny.merge(run_ranks(p, lambda transport: tiny.run(config, transport)))
+        assert (story.steps, story.state) == (expected.steps, expected.state)
+    whole = tiny.run(tiny.config(sequences=7, microbatch=7), solo())
+    for (loss, norm), (other_loss, other_norm) in zip(expected.steps, whole.steps, strict=True):
+        assert loss == pytest.approx(other_loss, rel=1e-6)
+        assert norm == pytest.approx(other_norm, rel=1e-5)
+
+
+@pytest.mark.parametrize("p, chunks, schedule", [(2, 2, "interleaved"), (1, 1, "1f1b"), (3, 1, "gpipe")])
+def test_resuming_at_another_depth_changes_no_bit(tmp_path: object, p: int, chunks: int, schedule: str) -> None:
+    """Saved at p = 4 after 3 steps, gone on for 3 more elsewhere: equal to 6 steps that were never cut."""
+    expected = tiny.run(tiny.config(), solo(), steps=6)
+
+    def begin(transport: object) -> None:
+        config = tiny.config(run_dir=str(tmp_path))
+        with tiny.trainer(config, transport) as made:  # type: ignore[arg-type]
+            for data in tiny.batches(config, 0, 3):
+                made.step(data)
+            made.save()
+
+    def go_on(transport: object) -> tiny.Story:
+        config = tiny.config(run_dir=str(tmp_path), schedule=schedule, chunks=chunks)
+        with tiny.trainer(config, transport) as made:  # type: ignore[arg-type]
+            assert made.restore() == 3
+            story = tiny.Story()
+            for data in tiny.batches(config, 3, 6):
+                report = made.step_report(data)
+                story.steps.append((report.loss, report.grad_norm))
+            story.state = tiny.digests(made)
+        return story
+
+    run_ranks(4, begin)
+    story = tiny.merge(run_ranks(p, go_on))
+    assert story.steps == expected.steps[3:]
+    assert story.state == expected.state

@@ -1,0 +1,154 @@
+"""The contract of every transport, written once: each ``check_*`` is called by all ranks of a job.
+
+tests/contracts/test_transport.py runs them over loopback, tests/mpi over MPI.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mpipipe import collectives
+from mpipipe.errors import MessageMismatchError, TransportError
+from mpipipe.transport import COLLECTIVE_TAG, MESSAGE_TAGS, Transport
+
+BIG = 3 << 20
+
+
+def _bytes(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.uint8)
+
+
+def _neighbours(transport: Transport) -> tuple[int, int]:
+    return (transport.rank - 1) % transport.size, (transport.rank + 1) % transport.size
+
+
+def check_a_ring(transport: Transport) -> None:
+    before, after = _neighbours(transport)
+    arrived = np.zeros(4, dtype=np.uint8)
+    receive = transport.irecv(arrived, before, 7)
+    send = transport.isend(_bytes(transport.rank, 1, 2, 3), after, 7)
+    transport.wait(receive, "the ring")
+    transport.wait(send, "the ring")
+    assert arrived.tolist() == [before, 1, 2, 3]
+    assert receive.test()
+    assert send.test()
+
+
+def check_that_sends_never_block(transport: Transport) -> None:
+    """Every rank sends far more than an eager buffer holds before it posts a receive."""
+    before, after = _neighbours(transport)
+    sends = [transport.isend(np.full(BIG, k, dtype=np.uint8), after, k) for k in range(4)]
+    for k in range(4):
+        arrived = np.zeros(BIG, dtype=np.uint8)
+        transport.wait(transport.irecv(arrived, before, k), f"big message {k}")
+        assert (arrived == k).all()
+    for send in sends:
+        transport.wait(send, "a big send")
+
+
+def check_that_one_tag_keeps_its_order(transport: Transport) -> None:
+    before, after = _neighbours(transport)
+    sends = [transport.isend(_bytes(k), after, 3) for k in range(50)]
+    for k in range(50):
+        arrived = _bytes(255)
+        transport.wait(transport.irecv(arrived, before, 3), f"number {k}")
+        assert arrived[0] == k
+    for send in sends:
+        transport.wait(send, "a small send")
+
+
+def check_that_tags_keep_messages_apart(transport: Transport) -> None:
+    """Received in the opposite order of sending, with receives posted before and after."""
+    before, after = _neighbours(transport)
+    tags = [0, 1, 17, MESSAGE_TAGS - 1, COLLECTIVE_TAG + 1]
+    early = {tag: (np.zeros(2, dtype=np.uint8), tag) for tag in tags[:2]}
+    receives = {tag: transport.irecv(memory, before, tag) for tag, (memory, _) in early.items()}
+    sends = [transport.isend(_bytes(k, 9), after, tag) for k, tag in enumerate(tags)]
+    for k, tag in reversed(list(enumerate(tags))):
+        memory = early[tag][0] if tag in early else np.zeros(2, dtype=np.uint8)
+        transport.wait(receives.get(tag) or transport.irecv(memory, before, tag), f"tag {tag}")
+        assert memory.tolist() == [k, 9]
+    for send in sends:
+        transport.wait(send, "a tagged send")
+
+
+def check_an_empty_message(transport: Transport) -> None:
+    before, after = _neighbours(transport)
+    receive = transport.irecv(np.empty(0, dtype=np.uint8), before, 5)
+    send = transport.isend(np.empty(0, dtype=np.uint8), after, 5)
+    transport.wait(receive, "nothing")
+    transport.wait(send, "nothing")
+
+
+def check_that_test_never_blocks(transport: Transport) -> None:
+    before, after = _neighbours(transport)
+    arrived = _bytes(0)
+    receive = transport.irecv(arrived, before, 11)
+    collectives.barrier(transport)
+    assert not receive.test()
+    collectives.barrier(transport)
+    send = transport.isend(_bytes(42), after, 11)
+    transport.wait(receive, "the late message")
+    transport.wait(send, "the late send")
+    assert arrived[0] == 42
+
+
+def check_that_a_wrong_size_is_an_error(transport: Transport) -> None:
+    before, after = _neighbours(transport)
+    for expected in (3, 9):
+        receive = transport.irecv(np.zeros(expected, dtype=np.uint8), before, 13)
+        send = transport.isend(np.zeros(6, dtype=np.uint8), after, 13)
+        with pytest.raises(MessageMismatchError):
+            transport.wait(receive, "a message of another size")
+        transport.wait(send, "the send")
+        collectives.barrier(transport)
+
+
+def check_all_gather(transport: Transport) -> None:
+    size = transport.size
+    for shape, dtype in (((1,), np.float64), ((3, 2), np.int32), ((0,), np.float32), ((1000,), np.uint8)):
+        mine = np.full(shape, transport.rank + 1, dtype=dtype)
+        rows = collectives.all_gather(transport, mine)
+        assert rows.shape == (size, *shape)
+        assert rows.dtype == dtype
+        for rank in range(size):
+            assert (rows[rank] == rank + 1).all()
+
+
+def check_objects_and_flags(transport: Transport) -> None:
+    found = collectives.all_gather_objects(
+        transport, {"rank": transport.rank, "text": "é" * transport.rank, "none": None}
+    )
+    assert [entry["rank"] for entry in found] == list(range(transport.size))
+    assert found[-1]["text"] == "é" * (transport.size - 1)
+    assert collectives.any_rank(transport, transport.rank == transport.size - 1)
+    assert not collectives.any_rank(transport, False)
+
+
+def check_sums_in_rank_order(transport: Transport) -> None:
+    """1e16 + 1 - 1e16 is 0 or 1 in float64, by the order."""
+    values = [1e16, 1.0, -1e16, 3.0]
+    mine = np.array([values[transport.rank % 4]])
+    total = collectives.sum_in_rank_order(collectives.all_gather(transport, mine))
+    expected = 0.0
+    for rank in range(transport.size):
+        expected += values[rank % 4]
+    assert total[0] == expected
+
+
+def check_clocks(transport: Transport) -> None:
+    """One machine, one clock: the offset is within the round trip."""
+    sample = collectives.compare_clocks(transport)
+    assert abs(sample.offset_ns) <= sample.rtt_ns
+    assert sample.rtt_ns < 5_000_000_000
+
+
+CHECKS = {name: check for name, check in sorted(globals().items()) if name.startswith("check_")}
+
+
+def check_a_wait_that_can_not_end(transport: Transport) -> None:
+    """Not among CHECKS: a loopback world does not go on after a deadlock."""
+    before, _ = _neighbours(transport)
+    with pytest.raises(TransportError, match="the message that no one sends"):
+        transport.wait(transport.irecv(_bytes(0), before, COLLECTIVE_TAG + 2), "the message that no one sends")

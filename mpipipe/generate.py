@@ -32,11 +32,11 @@ def generate(run_dir: str | Path, prompt: str, max_tokens: int, checkpoint_step:
     folder = find_checkpoint(run_dir, checkpoint_step)
     manifest = read_manifest(folder)
     config = Config.from_toml(manifest.config_text, file=str(folder))
-    tokens = prompt_tokens(prompt, config.model.vocab)
+    tokens = prompt_tokens(prompt, config.needed_model().vocab)
     if max_tokens < 0:
         raise ConfigError("fewer than no tokens asked for", key="max_tokens", value=max_tokens, allowed="0 or more")
-    layers = load_layers(folder, manifest, gpt2_layers(config.model, config.run.seed))
-    return continue_bytes(layers, tokens, max_tokens, config.model.sequence)
+    layers = load_layers(folder, manifest, gpt2_layers(config.needed_model(), config.run.seed))
+    return continue_bytes(layers, tokens, max_tokens, config.needed_model().sequence)
 
 
 def find_checkpoint(run_dir: str | Path, step: int | None) -> Path:

@@ -90,7 +90,7 @@ def plan(config: Config, num_ranks: int) -> PlanReport:
     """
     chunks = config.pipeline.chunks
     table = build(config.pipeline.schedule, p=num_ranks, v=chunks, m=config.num_microbatches)
-    descriptions = describe_gpt2(config.model)
+    descriptions = describe_gpt2(config.needed_model())
     partition = make_partition(descriptions, table.num_stages, config.pipeline.partition, ranks=num_ranks)
     costs = relative_costs(descriptions, partition)
     return _report(table, partition, costs, simulate(table, costs))

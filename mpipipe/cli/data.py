@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import glob
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +17,9 @@ from mpipipe.errors import ConfigError
 from mpipipe.units import format_bytes
 
 if TYPE_CHECKING:
-    from mpipipe.formats.tokens import TokensInfo
+    from mpipipe.formats.tokens import TokensFile, TokensInfo
+
+SOURCES_SHOWN = 10
 
 app = new_group("Token files.")
 
@@ -35,13 +39,22 @@ def build(
         int,
         typer.Option("--validation-every", metavar="N", help="Every Nth document goes to the validation file.", min=2),
     ] = 10,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--exclude",
+            metavar="NAME",
+            help="Leave out files and folders of this name that a folder or glob brings; wildcards allowed. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
     as_json: Json = False,
 ) -> None:
     """Make a token file from text, one token a byte (model.vocab = 256)."""
     from mpipipe.data import build_byte_tokens
 
-    files = find_files(texts)
+    files = find_files(texts, exclude or ())
     with counted_progress("reading") as progress:
         built = build_byte_tokens(
             files,
@@ -63,40 +76,74 @@ def build(
 @app.command("info")
 def show_info(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A token file.", show_default=False)],
+    entropy: Annotated[
+        bool, typer.Option("--entropy", help="Also the entropies of single bytes and of pairs, in nats a token.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Show what a token file holds and where it comes from."""
     from mpipipe.formats.tokens import TokensFile
 
-    info = TokensFile(file).info
+    tokens = TokensFile(file)
+    info = tokens.info
+    figures = _entropies(tokens) if entropy else {}
     if as_json:
-        print_json(_as_object(info))
+        print_json(_as_object(info) | figures)
         return
     print(f"{info.path}: {info.length} tokens ({info.dtype}) of {info.num_documents} documents")
     print(f"tokenizer {info.tokenizer}, vocabulary {info.vocab}, largest id {info.max_id}")
-    for source in info.sources:
+    for name, value in figures.items():
+        print(f"{name} {value:.4f}")
+    for source in info.sources[:SOURCES_SHOWN]:
         print(f"{source.checksum}  {format_bytes(source.size_bytes):>10}  {source.path}")
+    if len(info.sources) > SOURCES_SHOWN:
+        print(f"and {len(info.sources) - SOURCES_SHOWN} sources more; --json lists all")
 
 
-def find_files(entries: list[str]) -> list[Path]:
+def _entropies(tokens: TokensFile) -> dict[str, float]:
+    """What a model that knows single bytes, or pairs of them, reaches at best. Raises DataError for other tokens."""
+    from mpipipe.data import byte_entropies
+
+    unigram, bigram = byte_entropies(tokens.read(0, tokens.length))
+    return {"unigram_entropy_nats": unigram, "bigram_entropy_nats": bigram}
+
+
+def find_files(entries: Sequence[str], exclude: Sequence[str] = ()) -> list[Path]:
     """The files of a list of files, folders (all files below, except hidden ones) and globs; sorted, each once.
 
-    Raises ConfigError for an entry that names no file.
+    ``exclude``: names, with wildcards, of files and folders to leave out of what folders and globs find. Raises
+    ConfigError for an entry that names no file.
     """
     found: set[Path] = set()
     for entry in entries:
         path = Path(entry)
         if path.is_dir():
-            below = (file for file in path.rglob("*") if file.is_file())
-            files = [file for file in below if not any(part.startswith(".") for part in file.relative_to(path).parts)]
+            below = [file for file in path.rglob("*") if file.is_file()]
+            files = [file for file in below if not _is_left_out(file.relative_to(path), (".*", *exclude))]
         elif path.exists():
             files = [path]
         else:
-            files = [Path(match) for match in glob.glob(entry, recursive=True) if Path(match).is_file()]
+            root = _fixed_part(path)
+            matches = [Path(match) for match in glob.glob(entry, recursive=True)]
+            files = [file for file in matches if file.is_file() and not _is_left_out(file.relative_to(root), exclude)]
         if not files:
             raise ConfigError(f"{entry} names no file (current folder: {Path.cwd()})", key="TEXT", value=entry)
         found.update(files)
     return sorted(found)
+
+
+def _is_left_out(path: Path, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(part, pattern) for part in path.parts for pattern in patterns)
+
+
+def _fixed_part(pattern: Path) -> Path:
+    """The folders of a glob before its first wildcard."""
+    fixed = Path()
+    for part in pattern.parts[:-1]:
+        if glob.has_magic(part):
+            break
+        fixed /= part
+    return fixed
 
 
 def _as_object(info: TokensInfo) -> dict[str, Any]:

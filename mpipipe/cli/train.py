@@ -74,6 +74,7 @@ def prepare_config(run_file: Path, settings: list[str] | None, num_ranks: int, *
 
     config = Config.load(run_file, settings or ())
     config.require(*needed, file=run_file)
+    config.needed_model(run_file)
     config = config.resolve(num_ranks, run_file)
     pipeline = config.pipeline
     if pipeline.schedule not in names():

@@ -11,20 +11,21 @@ from mpipipe.errors import ConfigError, PartitionError
 
 if TYPE_CHECKING:
     from mpipipe.config.run_file import Config
+    from mpipipe.config.sections import ModelSection
 
 
 def problems(config: Config) -> Iterator[ConfigError]:
     """Every contradiction in a config; the errors' ``file`` is not filled in."""
-    sections = {name: dict(getattr(config, name)) for name in type(config).model_fields}
+    sections = {name: dict(getattr(config, name) or {}) for name in type(config).model_fields}
     for key, value, only in refused(sections):
         yield ConfigError(f"this version does not have {shown(value)} yet", key=key, value=value, allowed=only)
-    yield from _model(config)
     yield from _batch_and_steps(config)
-    yield from _split(config)
+    if config.model is not None:
+        yield from _model(config.model)
+        yield from _split(config, config.model.layers)
 
 
-def _model(config: Config) -> Iterator[ConfigError]:
-    model = config.model
+def _model(model: ModelSection) -> Iterator[ConfigError]:
     if model.hidden % model.heads:
         yield ConfigError(
             f"{model.heads} heads do not divide model.hidden = {model.hidden}",
@@ -74,8 +75,8 @@ def _batch_and_steps(config: Config) -> Iterator[ConfigError]:
         )
 
 
-def _split(config: Config) -> Iterator[ConfigError]:
-    layers, chunks, ranks = config.model.layers, config.pipeline.chunks, config.pipeline.ranks
+def _split(config: Config, layers: int) -> Iterator[ConfigError]:
+    chunks, ranks = config.pipeline.chunks, config.pipeline.ranks
     partition = config.pipeline.partition
     if ranks is not None and ranks > layers:
         yield PartitionError(

@@ -42,9 +42,10 @@ def section_fields(root: type[BaseModel]) -> dict[str, dict[str, FieldInfo]]:
     """Fields of every section, by section name and key, in the order of the file."""
     sections = {}
     for name, field in root.model_fields.items():
-        assert isinstance(field.annotation, type)
-        assert issubclass(field.annotation, BaseModel)
-        sections[name] = dict(field.annotation.model_fields)
+        section, _ = _plain_type(field)  # [model] may be left out
+        assert isinstance(section, type)
+        assert issubclass(section, BaseModel)
+        sections[name] = dict(section.model_fields)
     return sections
 
 

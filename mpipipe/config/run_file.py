@@ -38,7 +38,9 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     run: RunSection = Field(description="where the run is kept and how long it is")
-    model: ModelSection = Field(description="the transformer's shape")
+    model: ModelSection | None = Field(
+        None, description="the transformer's shape; left out by a script that brings its own layers"
+    )
     data: DataSection = Field(description="token files")
     batch: BatchSection = Field(description="sequences of a step and of a microbatch")
     pipeline: PipelineSection = Field(description="ranks, chunks, schedule and partition")
@@ -88,7 +90,7 @@ class Config(BaseModel):
 
     @classmethod
     def _checked(cls, tables: dict[str, object], file_of: FileOf) -> Config:
-        complete = {**{name: {} for name in cls.model_fields}, **tables}
+        complete = {**{name: {} for name in cls.model_fields if name != "model"}, **tables}
         try:
             config = cls.model_validate(complete)
         except ValidationError as failure:
@@ -130,6 +132,14 @@ class Config(BaseModel):
         tables["pipeline"]["ranks"] = num_ranks
         return type(self)._checked(dict(tables), lambda key: None if file is None else str(file))
 
+    def needed_model(self, file: str | Path | None = None) -> ModelSection:
+        """The [model] section. Raises ConfigError where the run file has none."""
+        if self.model is None:
+            raise ConfigError(
+                "this section is required here: layers, hidden, heads and sequence at least", file=file, key="model"
+            )
+        return self.model
+
     def require(self, *keys: str, file: str | Path | None = None) -> None:
         """Raise ConfigError if one of these keys, that only some verbs need (``"data.train"``), has no value."""
         missing = []
@@ -149,6 +159,7 @@ class Config(BaseModel):
         return {
             name: {key: value for key, value in getattr(self, name) if value is not None}
             for name in type(self).model_fields
+            if getattr(self, name) is not None
         }
 
 

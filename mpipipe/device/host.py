@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import torch
 
@@ -36,5 +39,12 @@ class HostDevice:
             return detached
         return detached.clone(memory_format=torch.contiguous_format)
 
-    def seed(self, value: int) -> None:
-        torch.default_generator.manual_seed(value)
+    @contextmanager
+    def seeded(self, value: int) -> Iterator[None]:
+        generator = torch.default_generator
+        before = generator.get_state()
+        generator.manual_seed(value)
+        try:
+            yield
+        finally:
+            generator.set_state(before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -52,5 +53,7 @@ class Device(Protocol):
     def settle(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor itself if it is contiguous and aligned, else a copy that is. Detached from any graph."""
 
-    def seed(self, value: int) -> None:
-        """Seed the generator that a user's modules draw from on this device."""
+    def seeded(self, value: int) -> AbstractContextManager[None]:
+        """Within it, the generator that a user's modules draw from on this device starts at ``value``; afterwards it
+        goes on as if nothing had been drawn.
+        """

@@ -104,6 +104,8 @@ class Engine:
         self._count = 0
         self._live = self._peak_live = 0
         self._story.clear()
+        for stage in self._stages.values():
+            stage.drop_kept()  # of a run that failed
         signatures: list[Hashable] = [(self._training, feed.signature(k)) for k in range(program.table.m)]
         self.mail.begin(program.receives, signatures)
 

@@ -44,14 +44,17 @@ class StageLayer:
         self.gradients = [Gradient(parameter) for parameter in self.parameters]
 
     def forward(self, inputs: object, draw: Draw | None, microbatch: int, device: Device) -> object:
-        """Run the module. With ``draw``, a user's module draws from torch's generator, seeded by (seed, step,
-        microbatch, layer).
+        """Run the module.
+
+        A user's module draws from torch's generator, seeded by (seed, step, microbatch, layer), without ``draw`` by
+        (microbatch, layer). The user's own draws between steps go on as if there had been none: else ranks that draw
+        alike at the start would no longer do so after a step.
         """
         if self.keyed:
             return self.module(inputs, draw)
-        if draw is not None:
-            device.seed(mix(draw.seed, draw.step, microbatch, self.index))
-        return self.module(inputs)
+        run = () if draw is None else (draw.seed, draw.step)
+        with device.seeded(mix(*run, microbatch, self.index)):
+            return self.module(inputs)
 
     def backward(self, leaf: object, output: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | None:
         """Add this microbatch's parameter gradients to the totals and return the input's, or None if the input takes

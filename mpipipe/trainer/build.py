@@ -16,7 +16,7 @@ from mpipipe.device import Device
 from mpipipe.errors import ConfigError
 from mpipipe.partition import LayerDescription, Partition, describe_costs, make_partition
 from mpipipe.stage import Gradient, LossFunction, Stage, StageLayer
-from mpipipe.trainer.tied import TiedGroup, find_groups, share_values
+from mpipipe.trainer.tied import TiedGroup, check_groups, find_groups, share_values
 from mpipipe.transport import Transport
 
 Layer = nn.Module | Callable[[], nn.Module]
@@ -94,12 +94,18 @@ class RankModel:
         return [gradient for stage in self.stages.values() for layer in stage.layers for gradient in layer.gradients]
 
 
-def _make(layer: Layer, index: int, seed: int) -> nn.Module:
+def _make(layer: Layer, index: int, seed: int, device: Device) -> nn.Module:
+    """The module on the device, with contiguous parameters: the optimizer's kernel takes memory as it lies."""
     if isinstance(layer, nn.Module):
-        return layer
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed((seed * 1_000_003 + index) % (1 << 63))
-        return layer()
+        module = layer
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed((seed * 1_000_003 + index) % (1 << 63))
+            module = layer()
+    module = module.to(device.torch_device)
+    for parameter in module.parameters():
+        parameter.data = parameter.data.contiguous()
+    return module
 
 
 def build_rank_model(
@@ -117,12 +123,13 @@ def build_rank_model(
     owner_of = {model.names[layer]: placement[stage] for layer, stage in stage_of.items()}
     mine = [stage for stage in range(stages_count) if placement[stage] == transport.rank]
     modules = {
-        index: _make(model.layers[index], index, config.run.seed).to(device.torch_device)
+        index: _make(model.layers[index], index, config.run.seed, device)
         for stage in mine
         for index in partition.layers_of(stage)
     }
     groups = find_groups(model.layers, model.names, model.tied, owner_of)
     local = {model.names[index]: module for index, module in modules.items()}
+    check_groups(groups, local, transport)
     for group in groups:
         group.localize(local)
         share_values(group, transport, device)
@@ -137,22 +144,23 @@ def build_rank_model(
 
 def _register(model: RankModel, transport: Transport) -> None:
     canonical = {name: group.names[0] for group in model.tied for name in group.names}
-    owned: list[tuple[int, str, list[int]]] = []
+    leading = {group.first_local for group in model.tied}
+    owned: list[tuple[int, str, list[int], str]] = []
     for stage in model.stages.values():
         for layer in stage.layers:
             trainable = set(layer.names)
             for name, parameter, gradient in zip(layer.names, layer.parameters, layer.gradients, strict=True):
                 known = canonical.get(name, name)
                 if known == name:
-                    owned.append((layer.index, name, list(parameter.shape)))
-                if known not in model.parameters:
+                    owned.append((layer.index, name, list(parameter.shape), str(parameter.dtype)))
+                if name in leading or name not in canonical:
                     model.parameters[known] = parameter
                     model.gradients[known] = gradient
             for key, value in layer.module.state_dict(keep_vars=True).items():
                 name = f"{layer.name}.{key}"
-                if name not in trainable and canonical.get(name, name) == name:
+                if name not in trainable and (name in leading or name not in canonical):
                     kind = "parameters" if isinstance(value, nn.Parameter) else "buffers"
-                    model.fixed[f"/{kind}/{name}"] = value.detach()
+                    model.fixed[f"/{kind}/{canonical.get(name, name)}"] = value.detach()
     for group in model.tied:
         group.attach(
             {
@@ -164,10 +172,23 @@ def _register(model: RankModel, transport: Transport) -> None:
         )
     gathered = all_gather_objects(transport, owned)
     found = [
-        (layer, order, name, shape, rank)
+        (layer, order, name, shape, dtype, rank)
         for rank, rows in enumerate(gathered)
-        for order, (layer, name, shape) in enumerate(rows)
+        for order, (layer, name, shape, dtype) in enumerate(rows)
     ]
-    model.everything = [
-        ParameterInfo(name, tuple(shape), rank) for _, _, name, shape, rank in sorted(found, key=lambda row: row[:2])
-    ]
+    found.sort(key=lambda row: row[:2])
+    _check_trainable([(name, dtype) for _, _, name, _, dtype, _ in found])
+    model.everything = [ParameterInfo(name, tuple(shape), rank) for _, _, name, shape, _, rank in found]
+
+
+def _check_trainable(parameters: Sequence[tuple[str, str]]) -> None:
+    """Refuse, alike on every rank, a model with nothing to train and trainable weights that are not float32."""
+    if not parameters:
+        raise ConfigError("no layer has a trainable parameter: there is nothing to train")
+    for name, dtype in parameters:
+        if dtype != str(torch.float32):
+            raise ConfigError(
+                f"parameter {name} is {dtype}; trainable parameters are torch.float32",
+                key="precision.compute",
+                allowed="float32",
+            )

@@ -20,7 +20,7 @@ from mpipipe.formats.paths import RunPaths
 from mpipipe.lifecycle import State, TimeLimit, write_status
 from mpipipe.model import gpt2_layers, token_loss
 from mpipipe.trainer.feed import Nested
-from mpipipe.trainer.trainer import StepReport, Trainer
+from mpipipe.trainer.trainer import StepReport, Trainer, finite_or_none
 from mpipipe.transport import Transport
 
 _log = logging.getLogger(__name__)
@@ -56,18 +56,19 @@ def _batch(source: TokenSource, trainer: Trainer, first_sample: int, count: int)
 
 
 def _source(config: Config, key: str) -> TokenSource:
+    model = config.needed_model()
     return TokenSource(
         getattr(config.data, key),
-        sequence=config.model.sequence,
-        vocab=config.model.vocab,
+        sequence=model.sequence,
+        vocab=model.vocab,
         seed=config.run.seed,
-        shuffle=config.data.shuffle and key == "train",
+        shuffle=config.data.shuffle or key == "validation",
         key=f"data.{key}",
     )
 
 
 def _trainer(config: Config, transport: Transport) -> Trainer:
-    layers = gpt2_layers(config.model, config.run.seed)
+    layers = gpt2_layers(config.needed_model(), config.run.seed)
     return Trainer(
         config,
         layers.factories,
@@ -80,7 +81,10 @@ def _trainer(config: Config, transport: Transport) -> Trainer:
 
 
 def _validation_batches(config: Config, source: TokenSource, trainer: Trainer) -> Iterator[tuple[Nested, Nested]]:
-    """``eval.batches`` batches of the validation windows in order, or all of them; the last batch may be smaller."""
+    """``eval.batches`` batches of validation windows drawn by ``run.seed``, the same each time, or all windows.
+
+    The last batch may be smaller.
+    """
     size = config.batch.sequences
     last = source.num_windows if not config.eval.batches else min(source.num_windows, config.eval.batches * size)
     for first in range(0, last, size):
@@ -225,8 +229,10 @@ class _Run:
             stop = step.stop and trainer.step_index < config.run.steps
             last = trainer.step_index == config.run.steps
             every = config.eval.every_steps
+            line = step.as_metrics()
             if self.validation is not None and (last or (every and trainer.step_index % every == 0)) and not stop:
-                self._evaluate()
+                line["validation_loss"] = finite_or_none(self._evaluate())
+            self.metrics.write(line)
             self.saved = self._save(force=stop or last)
         loss = trainer.last_report.loss if trainer.last_report else None
         return TrainOutcome(EXIT_STOPPED if stop else 0, trainer.step_index, loss, self.validation_loss, self.saved)
@@ -236,7 +242,6 @@ class _Run:
         batch = _batch(self.source, trainer, trainer.samples_seen, self.config.batch.sequences)
         step = trainer.step_report(batch, stop=self.limit.reached)
         self.limit.note_step(step.step_s)
-        self.metrics.write(step.as_metrics())
         self.report({"event": "step", "steps": self.config.run.steps, **step.as_metrics()})
         return step
 
@@ -250,10 +255,11 @@ class _Run:
         self.report({"event": "checkpoint", "step": trainer.step_index, "path": str(folder)})
         return folder
 
-    def _evaluate(self) -> None:
+    def _evaluate(self) -> float:
         assert self.validation is not None
         self.validation_loss = self.trainer.evaluate(_validation_batches(self.config, self.validation, self.trainer))
         self.report({"event": "evaluation", "step": self.trainer.step_index, "validation_loss": self.validation_loss})
+        return self.validation_loss
 
     def _status(self) -> None:
         if self.trainer.transport.rank == 0:
@@ -282,4 +288,4 @@ def eval_run(config: Config, transport: Transport, *, resume: str | None = None)
         if not config.eval.batches
         else min(source.num_windows, config.eval.batches * config.batch.sequences)
     )
-    return {"step": step, "validation_loss": loss, "sequences": sequences, "tokens": sequences * config.model.sequence}
+    return {"step": step, "validation_loss": loss, "sequences": sequences, "tokens": sequences * source.sequence}

@@ -71,7 +71,9 @@ class Saver:
         return found
 
     def _state(self, samples_seen: int) -> checkpoint.CheckpointState:
-        elsewhere = {info.name for info in self._model.everything if info.owner != self._transport.rank}
+        rank = self._transport.rank
+        elsewhere = {info.name for info in self._model.everything if info.owner != rank}
+        elsewhere |= {group.names[0] for group in self._model.tied if group.ranks[0] != rank}
         tensors = {
             path: tensor.cpu().numpy() for path, tensor in self._tensors().items() if _name_of(path) not in elsewhere
         }

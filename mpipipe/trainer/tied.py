@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
+from mpipipe.collectives import all_gather_objects
 from mpipipe.device import Device
 from mpipipe.errors import ConfigError
 from mpipipe.stage import Gradient
@@ -34,25 +35,24 @@ class TiedGroup:
         """Ranks that hold a part, ascending."""
         return sorted(set(self.ranks))
 
+    @property
+    def first_local(self) -> str | None:
+        """The first of this rank's parts, which takes the sum and the update; None without any."""
+        return next(iter(self._leaves), None)
+
     def localize(self, modules: Mapping[str, nn.Module]) -> None:
         """Give each local part a leaf of its own; those of one rank share their memory, the first local part's."""
-        first: torch.Tensor | None = None
-        for name in self.names:
-            found = _locate(modules, name)
-            if found is None:
-                continue
-            parent, key = found
+        places = {name: found for name in self.names if (found := _locate(modules, name)) is not None}
+        first: nn.Parameter | None = None
+        for name, (layer, parent, key) in places.items():
             parameter = parent.get_parameter(key)
             if first is None:
                 first = parameter
             elif parameter is first or parameter.data_ptr() != first.data_ptr():
-                if parameter.shape != first.shape:
-                    raise ConfigError(
-                        f"tied weights differ in shape: {self.names[0]} {tuple(first.shape)}, {name} "
-                        f"{tuple(parameter.shape)}"
-                    )
-                parameter = nn.Parameter(first.detach(), requires_grad=first.requires_grad)
-                parent.register_parameter(key, parameter)
+                leaf = nn.Parameter(first.detach(), requires_grad=first.requires_grad)
+                others = [(there, word) for other, (_, there, word) in places.items() if other != name]
+                _replace(layer, parameter, leaf, others)
+                parameter = leaf
             self._leaves[name] = parameter
 
     def attach(self, gradients: Mapping[str, Gradient]) -> None:
@@ -85,8 +85,8 @@ class TiedGroup:
         example.copy_(total)
 
 
-def _locate(modules: Mapping[str, nn.Module], name: str) -> tuple[nn.Module, str] | None:
-    """The module that holds a parameter, and the parameter's key in it; None if the layer is not on this rank."""
+def _locate(modules: Mapping[str, nn.Module], name: str) -> tuple[nn.Module, nn.Module, str] | None:
+    """The layer of a parameter, the module that holds it, and its key there; None if it is not on this rank."""
     for layer, module in modules.items():
         if name.startswith(layer + "."):
             path, _, key = name[len(layer) + 1 :].rpartition(".")
@@ -95,14 +95,47 @@ def _locate(modules: Mapping[str, nn.Module], name: str) -> tuple[nn.Module, str
                 parent.get_parameter(key)
             except AttributeError:
                 continue
-            return parent, key
+            return module, parent, key
     return None
+
+
+def _replace(layer: nn.Module, old: nn.Parameter, new: nn.Parameter, kept: Sequence[tuple[nn.Module, str]]) -> None:
+    """Put ``new`` wherever a layer uses ``old``, but for the places ``kept``."""
+    for module in layer.modules():
+        for key, parameter in module._parameters.items():
+            if parameter is old and not any(there is module and word == key for there, word in kept):
+                module.register_parameter(key, new)
 
 
 def _fetch(transport: Transport, device: Device, like: torch.Tensor, rank: int, name: str) -> torch.Tensor:
     buffer = device.allocate(like.numel() * like.element_size())
     transport.wait(transport.irecv(buffer.memory, rank, COLLECTIVE_TAG), f"the tied weight {name} of rank {rank}")
     return device.tensor(buffer, tuple(like.shape), like.dtype)
+
+
+def check_groups(groups: Sequence[TiedGroup], modules: Mapping[str, nn.Module], transport: Transport) -> None:
+    """Collective. Raise the same ConfigError on every rank for a name that no layer has, and for parts of one weight
+    that differ in shape or in being trained.
+    """
+    if not groups:
+        return
+    mine: dict[str, list[object]] = {}
+    for name in (name for group in groups for name in group.names):
+        found = _locate(modules, name)
+        if found is not None:
+            parameter = found[1].get_parameter(found[2])
+            mine[name] = [list(parameter.shape), parameter.requires_grad]
+    known = {name: facts for part in all_gather_objects(transport, mine) for name, facts in part.items()}
+    for group in groups:
+        for name in group.names:
+            if name not in known:
+                raise ConfigError(f"tied: no layer has a parameter {name!r}")
+            if known[name] != known[group.names[0]]:
+                one, other = (
+                    f"{part} ({tuple(known[part][0])}, {'trained' if known[part][1] else 'frozen'})"
+                    for part in (group.names[0], name)
+                )
+                raise ConfigError(f"tied: {one} and {other} can't be one weight")
 
 
 def share_values(group: TiedGroup, transport: Transport, device: Device) -> None:

@@ -64,7 +64,7 @@ def _model_rows(config: Config, model: RankModel, layers: LayerList) -> list[dic
             "num_layers": len(members),
             "layers": [member.name for member in members],
         }
-        if layers.has_flops:
+        if layers.has_flops and config.model is not None:
             sequence = config.model.sequence
             row["parameters"] = sum(member.num_parameters for member in members)
             row["forward_flops_per_token"] = sum(member.flops_forward for member in members) / sequence

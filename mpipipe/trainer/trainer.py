@@ -62,9 +62,12 @@ class StepReport:
         }
         if self.skipped:
             line["skipped"] = self.skipped
-        return {
-            key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in line.items()
-        }
+        return {key: finite_or_none(value) for key, value in line.items()}
+
+
+def finite_or_none(value: object) -> object:
+    """JSON has no word for nan and infinity: None in their place."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class Trainer:
@@ -138,6 +141,8 @@ class Trainer:
         table_id, program = self._program(feed.num_microbatches)
         recorder = self._step_recorder()
         recorder.begin_step(self.step_index + 1, table_id)
+        for total in self.model.all_gradients:
+            total.clear()
         result = self._engine.run(program, feed)
         shared = self._share(result, recorder, stop)
         norm, skipped = self._update(recorder, shared.count)
@@ -206,8 +211,6 @@ class Trainer:
             self.optimizer.step(gradients, learning_rate(self.config, self.step_index))
         elif self.transport.rank == 0:
             _log.warning("step %d changes nothing: %s", self.step_index + 1, skipped)
-        for total in self.model.all_gradients:
-            total.clear()
         recorder.record(int(EventKind.OPTIMIZER), t2, time.perf_counter_ns())
         return norm, skipped
 
@@ -241,7 +244,9 @@ class Trainer:
         t0 = time.perf_counter_ns()
         total, count = 0.0, 0
         self._engine.recorder = self._silent
-        self._set_training(False)
+        modes = [(module, module.training) for layer in self.model.modules for module in layer.modules()]
+        for layer in self.model.modules:
+            layer.eval()
         try:
             for batch in batches:
                 feed = TensorFeed(batch, self.config.batch.microbatch, self._device)
@@ -249,16 +254,13 @@ class Trainer:
                 total += result.loss_sum
                 count += result.count
         finally:
-            self._set_training(True)
+            for module, training in modes:
+                module.training = training
             self._engine.recorder = self.recorder
         rows = collectives.all_gather(self.transport, np.array([total, count], dtype=np.float64))
         self.recorder.record(int(EventKind.EVALUATE), t0, time.perf_counter_ns())
         total, count = rows[self.model.placement[-1]]
         return float(total / count) if count else math.nan
-
-    def _set_training(self, training: bool) -> None:
-        for module in self.model.modules:
-            module.train(training)
 
     # --- state ---
 

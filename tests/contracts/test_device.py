@@ -71,9 +71,20 @@ def test_the_pool_gives_memory_again(device: Device) -> None:
 def test_seeding_fixes_what_a_module_draws(device: Device) -> None:
     drawn = []
     for seed in (5, 6, 5):
-        device.seed(seed)
-        drawn.append(torch.rand(3, device=device.torch_device).tolist())
+        with device.seeded(seed):
+            drawn.append(torch.rand(3, device=device.torch_device).tolist())
     assert drawn[0] == drawn[2] != drawn[1]
+
+
+def test_seeding_leaves_the_user_s_own_draws_alone(device: Device) -> None:
+    torch.manual_seed(11)
+    expected = torch.rand(6, device=device.torch_device)
+    torch.manual_seed(11)
+    first = torch.rand(3, device=device.torch_device)
+    with pytest.raises(KeyError), device.seeded(5):
+        torch.rand(2, device=device.torch_device)
+        raise KeyError
+    assert torch.equal(torch.cat([first, torch.rand(3, device=device.torch_device)]), expected)
 
 
 def test_a_device_that_is_not_there_is_refused() -> None:

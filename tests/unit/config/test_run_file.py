@@ -214,10 +214,20 @@ def test_every_key_has_a_description():
 
 def test_missing_sizes_are_all_named(tmp_path):
     path = tmp_path / "a.toml"
-    path.write_text("[run]\nsteps = 3\n")
+    path.write_text("[model]\nvocab = 300\n")
     lines = str(error_of(path)).splitlines()
     assert [line.split(": ")[1] for line in lines] == ["model.layers", "model.hidden", "model.heads", "model.sequence"]
     assert all(line.startswith(f"{path}: ") and "this key is required" in line for line in lines)
+
+
+def test_a_script_with_layers_of_its_own_needs_no_model_section(tmp_path):
+    path = tmp_path / "a.toml"
+    path.write_text("[run]\nsteps = 3\n[pipeline]\nranks = 50\n")
+    config = Config.load(path)
+    assert config.model is None
+    assert Config.from_toml(config.to_toml()) == config
+    with pytest.raises(ConfigError, match=r"a\.toml: model: this section is required here"):
+        config.needed_model(path)
 
 
 def test_several_problems_are_one_error_of_several_lines(run_file):

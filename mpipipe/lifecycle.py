@@ -29,7 +29,7 @@ def write_status(path: Path, state: State, *, exit_code: int | None, **fields: o
 class TimeLimit:
     """Says when a run must save and stop to be done before ``run.time_limit``.
 
-    It leaves room for one and a half times the longest step and the longest save so far. The clock starts with the
+    It leaves room for one and a half times the longest step, evaluation and save so far. The clock starts with the
     object.
     """
 
@@ -37,10 +37,14 @@ class TimeLimit:
         self._limit_s = limit_s
         self._start = time.monotonic()
         self._longest_step_s = 0.0
+        self._longest_evaluation_s = 0.0
         self._longest_save_s = 0.0
 
     def note_step(self, seconds: float) -> None:
         self._longest_step_s = max(self._longest_step_s, seconds)
+
+    def note_evaluation(self, seconds: float) -> None:
+        self._longest_evaluation_s = max(self._longest_evaluation_s, seconds)
 
     def note_save(self, seconds: float) -> None:
         self._longest_save_s = max(self._longest_save_s, seconds)
@@ -49,5 +53,5 @@ class TimeLimit:
     def reached(self) -> bool:
         if self._limit_s is None:
             return False
-        room = _TIME_LIMIT_MARGIN * (self._longest_step_s + self._longest_save_s)
+        room = _TIME_LIMIT_MARGIN * (self._longest_step_s + self._longest_evaluation_s + self._longest_save_s)
         return time.monotonic() - self._start + room >= self._limit_s

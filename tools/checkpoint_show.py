@@ -6,7 +6,7 @@
     python tools/checkpoint_show.py .../step-00000100 --config                     the run file
 
 checkpoint.h5 holds a link to every tensor by name, so h5py follows them as if all were one file. Nothing is verified
-here: `mpipipe checkpoint verify` compares checksums.
+here: `mpipipe.formats.checkpoint.find_problems(FOLDER)` does.
 """
 
 from __future__ import annotations

@@ -7,23 +7,17 @@ import sys
 import traceback
 from typing import Any
 
-from mpipipe.errors import CheckpointNotFoundError, ConfigError, DataError, MpipipeError, ScheduleError, SetupError
+from mpipipe.errors import MpipipeError
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_ENVIRONMENT = 3
 EXIT_STOPPED = 75
 
-_USAGE = (ConfigError, ScheduleError, CheckpointNotFoundError, DataError)
-
 
 def exit_code(error: BaseException) -> int:
     """2 for what the user asked for, 3 for what the machine lacks, 1 for the rest."""
-    if isinstance(error, _USAGE):
-        return EXIT_USAGE
-    if isinstance(error, SetupError):
-        return EXIT_ENVIRONMENT
-    return EXIT_FAILURE
+    return error.exit_code if isinstance(error, MpipipeError) else EXIT_FAILURE
 
 
 def error_object(error: BaseException) -> dict[str, Any]:

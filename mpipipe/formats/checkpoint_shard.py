@@ -78,9 +78,8 @@ def check_free_space(folder: Path, needed_bytes: int) -> None:
     free_bytes = status.f_bavail * status.f_frsize
     if free_bytes < needed_bytes:
         raise CheckpointError(
-            f"{folder}: a checkpoint needs {needed_bytes} bytes there and {free_bytes} are free; make room, lower "
-            "checkpoint.keep_last, "
-            "or set run.dir to another disk"
+            f"{folder}: a checkpoint needs {needed_bytes} bytes there and {free_bytes} are free; make room, keep fewer "
+            "(checkpoint.keep_last), or set run.dir to another disk"
         )
 
 

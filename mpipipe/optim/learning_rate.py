@@ -24,5 +24,5 @@ def learning_rate(config: Config, step: int) -> float:
     span = max(1, config.run.steps - 1 - warmup)
     done = min(1.0, (step - warmup) / span)
     if config.lr.schedule == "linear":
-        return peak + (last - peak) * done
+        return peak * (1.0 - done) + last * done
     return last + (peak - last) * 0.5 * (1.0 + math.cos(math.pi * done))

@@ -166,7 +166,7 @@ def make_partition(
     message. Raises PartitionError.
     """
     counted = [index for index, layer in enumerate(descriptions) if layer.counted]
-    _check_count(len(counted), stages, ranks)
+    _check_count(len(counted), stages, ranks, others=len(counted) < len(descriptions))
     starts = [0, *counted[1:]]  # layer index at which the group of each counted layer starts
     stops = [*starts[1:], len(descriptions)]
     if how == "even":
@@ -193,22 +193,23 @@ def make_partition(
     )
 
 
-def _check_count(num_layers: int, stages: int, ranks: int | None) -> None:
-    """Refuse no stage, no layer, and more stages than layers."""
+def _check_count(num_layers: int, stages: int, ranks: int | None, *, others: bool = False) -> None:
+    """Refuse no stage, no layer, and more stages than layers. ``others``: the model has layers that do not count."""
     if stages < 1:
         raise PartitionError(f"{stages} stages asked for", key="pipeline.ranks", value=stages, allowed="at least 1")
     if num_layers >= stages:
         return
-    what = f"{stages} stages for {num_layers} layers (model.layers = {num_layers}; embedding and head do not count)"
+    which = "layers; embedding and head do not count" if others else "layers"
+    what = f"{stages} stages for {num_layers} {which}"
     facts: dict[str, Any]
     if ranks is None:
         facts = {"key": "pipeline.chunks", "allowed": f"pipeline.ranks times pipeline.chunks at most {num_layers}"}
     elif ranks > num_layers:
-        what = f"pipeline.ranks = {ranks} is more than the model's layers: {what}; no number of chunks fits"
+        what = f"pipeline.ranks = {ranks} is too many: {what}"
         facts = {
             "key": "pipeline.ranks",
             "value": ranks,
-            "allowed": f"at most {num_layers} ranks, or more model.layers",
+            "allowed": f"at most {num_layers} ranks, or a model with more layers",
         }
     else:
         chunks = stages // ranks

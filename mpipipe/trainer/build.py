@@ -101,7 +101,11 @@ def _make(layer: Layer, index: int, seed: int, device: Device) -> nn.Module:
     else:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed((seed * 1_000_003 + index) % (1 << 63))
-            module = layer()
+            try:
+                module = layer()
+            except Exception as error:
+                error.add_note(f"mpipipe: while layer {index} was built")
+                raise
     module = module.to(device.torch_device)
     for parameter in module.parameters():
         parameter.data = parameter.data.contiguous()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
 
 import torch
 
@@ -11,19 +12,29 @@ from mpipipe.errors import DataError
 from mpipipe.model import Draw
 
 Nested = object
-"""A tensor, or tuples, lists and dicts of tensors, with the batch as the first dimension of every tensor."""
+"""A tensor, or tuples (also named ones), lists and mappings of tensors, with the batch as the first dimension of every
+tensor. Numbers, texts and None go to every microbatch as they are.
+"""
 
 
 def map_tensors(value: Nested, change: Callable[[torch.Tensor], object]) -> Nested:
-    """The same structure with every tensor replaced by ``change(tensor)``; other values stay."""
+    """The same structure with every tensor replaced by ``change(tensor)``; a mapping becomes a dict. Raises
+    ``DataError`` for anything else that a batch can't hold: it would not be cut.
+    """
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, tuple | list):
         members = [map_tensors(member, change) for member in value]
-        return tuple(members) if isinstance(value, tuple) else members
-    if isinstance(value, dict):
+        kind: Any = type(value)
+        return kind(*members) if hasattr(value, "_fields") else tuple(members) if isinstance(value, tuple) else members
+    if isinstance(value, Mapping):
         return {key: map_tensors(member, change) for key, member in value.items()}
-    return value
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        return value
+    raise DataError(
+        f"a batch holds a {type(value).__module__}.{type(value).__name__}; it may hold torch tensors in tuples, lists "
+        "and mappings, and numbers, texts and None"
+    )
 
 
 def _tensors(value: Nested) -> list[torch.Tensor]:

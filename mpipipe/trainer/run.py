@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,28 +92,34 @@ def _validation_batches(config: Config, source: TokenSource, trainer: Trainer) -
         yield _batch(source, trainer, first, min(size, last - first))
 
 
-def _prepare_folder(config: Config, paths: RunPaths, transport: Transport, resume: str) -> None:
-    """Make the run folder and keep the resolved run file in it; refuse to write over another run."""
-    trouble: str | None = None
+def _on_first_rank(transport: Transport, paths: RunPaths, action: Callable[[], object]) -> object:
+    """What ``action`` gives on rank 0, JSON-able. Raises the same ``SetupError`` on every rank for an ``OSError``."""
+    result, trouble = None, None
     if transport.rank == 0:
         try:
-            paths.checkpoints.mkdir(parents=True, exist_ok=True)
-            earlier = paths.checkpoint_steps() or paths.metrics.exists()
-            if resume == "never" and earlier:
-                trouble = f'config:{paths.root} holds an earlier run, and resume is "never": nothing is written over it'
-            else:
-                part = paths.config.with_name(paths.config.name + ".part")
-                part.write_text(config.to_toml(), encoding="utf-8")
-                os.replace(part, paths.config)
+            result = action()
         except OSError as error:
-            trouble = f"{paths.root} can't be written to: {error}"
-    trouble = all_gather_objects(transport, trouble)[0]
-    if trouble and trouble.startswith("config:"):
-        raise ConfigError(
-            trouble.removeprefix("config:"), key="run.dir", allowed='another folder, or run.resume = "auto"'
-        )
+            trouble = f"run.dir: {paths.root} can't be used: {error}"
+    result, trouble = all_gather_objects(transport, [result, trouble])[0]
     if trouble:
-        raise SetupError(f"run.dir: {trouble}")
+        raise SetupError(trouble)
+    return result
+
+
+def _refuse_used_folder(paths: RunPaths, transport: Transport) -> None:
+    """Raise ``ConfigError`` for a folder with an earlier run."""
+    if _on_first_rank(transport, paths, lambda: bool(paths.checkpoint_steps()) or paths.metrics.exists()):
+        raise ConfigError(
+            f'{paths.root} holds an earlier run, and resume is "never": nothing is written over it',
+            key="run.dir",
+            allowed='another folder, or run.resume = "auto"',
+        )
+
+
+def _keep_config(config: Config, paths: RunPaths) -> None:
+    part = paths.config.with_name(paths.config.name + ".part")
+    part.write_text(config.to_toml(), encoding="utf-8")
+    os.replace(part, paths.config)
 
 
 class _Metrics:
@@ -152,16 +159,26 @@ def train_run(
     step and one for each evaluation, on every rank. ``status.json`` says in the end how the run ended.
     """
     paths = RunPaths(Path(config.run.dir))
+    resume = resume or config.run.resume
+    if resume == "never":
+        _refuse_used_folder(paths, transport)
     try:
-        return _train(config, paths, transport, resume or config.run.resume, report or (lambda line: None))
+        return _train(config, paths, transport, resume, report or (lambda line: None))
     except BaseException as error:
-        alike = isinstance(error, MpipipeError) and error.seen_alike
-        if paths.root.is_dir() and (transport.rank == 0 or not alike):
-            code = 2 if isinstance(error, ConfigError) else 1
-            write_status(
-                paths.status, "failed", exit_code=code, rank=transport.rank, error=f"{type(error).__name__}: {error}"
-            )
+        _note_failure(error, paths, transport.rank)
         raise
+
+
+def _note_failure(error: BaseException, paths: RunPaths, rank: int) -> None:
+    """``status.json`` of a run that ends by an error."""
+    alike = isinstance(error, MpipipeError) and error.seen_alike
+    if not paths.root.is_dir() or (alike and rank != 0):
+        return
+    code = error.exit_code if isinstance(error, MpipipeError) and alike else 1
+    try:
+        write_status(paths.status, "failed", exit_code=code, rank=rank, error=f"{type(error).__name__}: {error}")
+    except OSError as trouble:
+        _log.warning("%s can't be written: %s", paths.status, trouble)
 
 
 def _train(config: Config, paths: RunPaths, transport: Transport, resume: str, report: Report) -> TrainOutcome:
@@ -170,11 +187,12 @@ def _train(config: Config, paths: RunPaths, transport: Transport, resume: str, r
     config.require("data.train")
     source = _source(config, "train")
     validation = _source(config, "validation") if config.data.validation else None
-    _prepare_folder(config, paths, transport, resume)
+    _on_first_rank(transport, paths, lambda: paths.checkpoints.mkdir(parents=True, exist_ok=True))
     trainer = _trainer(config, transport)
     try:
         if resume != "never":
             trainer.restore(None if resume == "auto" else resume)
+        _on_first_rank(transport, paths, lambda: _keep_config(config, paths))
         run = _Run(trainer, source, validation, _Metrics(paths.metrics, transport.rank == 0), limit, report)
         outcome = run.to_the_end()
     except BaseException:
@@ -257,7 +275,9 @@ class _Run:
 
     def _evaluate(self) -> float:
         assert self.validation is not None
+        start = time.monotonic()
         self.validation_loss = self.trainer.evaluate(_validation_batches(self.config, self.validation, self.trainer))
+        self.limit.note_evaluation(time.monotonic() - start)
         self.report({"event": "evaluation", "step": self.trainer.step_index, "validation_loss": self.validation_loss})
         return self.validation_loss
 
@@ -276,6 +296,7 @@ def eval_run(config: Config, transport: Transport, *, resume: str | None = None)
     """Loss over the validation tokens with the newest checkpoint's weights (or those at ``resume``), changing nothing
     on disk. Collective.
     """
+    torch.set_num_threads(threads_per_rank(transport.local_size))
     config.require("data.validation")
     source = _source(config, "validation")
     silent = config.model_copy(update={"trace": config.trace.model_copy(update={"enabled": False})})

@@ -62,7 +62,7 @@ class Saver:
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         """Every tensor that this rank needs, by its path in a checkpoint."""
-        found: dict[str, torch.Tensor] = dict(self._model.fixed)
+        found: dict[str, torch.Tensor] = {path: _as_kept(tensor) for path, tensor in self._model.fixed.items()}
         for name, parameter in self._model.parameters.items():
             first, second = self._optimizer.moments(name)
             found[f"/parameters/{name}"] = parameter.detach()
@@ -87,7 +87,8 @@ class Saver:
             "updates": self._optimizer.steps_done,
             "seed": self._config.run.seed,
         }
-        return checkpoint.CheckpointState(tensors, scalars, aliases, self._config.to_toml())
+        bfloat16 = frozenset(path for path, tensor in self._model.fixed.items() if tensor.dtype == torch.bfloat16)
+        return checkpoint.CheckpointState(tensors, scalars, aliases, self._config.to_toml(), bfloat16 & tensors.keys())
 
     def save(self, step: int, samples_seen: int) -> Path:
         """Write ``checkpoints/step-...`` and thin out older ones as ``checkpoint.keep_last`` and ``keep_every`` say."""
@@ -145,6 +146,16 @@ class Saver:
             )
             error.seen_alike = True
             raise error
+
+
+def _as_kept(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory in a type that a checkpoint holds: truth values as bytes, bfloat16 as bits, complex numbers as
+    pairs in a last dimension.
+    """
+    if tensor.is_complex():
+        return torch.view_as_real(tensor)
+    plain = {torch.bool: torch.uint8, torch.bfloat16: torch.uint16}.get(tensor.dtype)
+    return tensor if plain is None else tensor.view(plain)
 
 
 def _name_of(path: str) -> str:

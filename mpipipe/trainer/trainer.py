@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import time
+import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,7 @@ from mpipipe import collectives
 from mpipipe.config import Config
 from mpipipe.device import open_device
 from mpipipe.engine import Engine, RankProgram, RunResult, compile_program
+from mpipipe.errors import MpipipeError
 from mpipipe.formats.paths import RunPaths
 from mpipipe.formats.trace import EventKind
 from mpipipe.optim import AdamW, clip_factor, learning_rate, square_sum
@@ -95,6 +98,22 @@ class Trainer:
     ) -> None:
         self._owns_transport = transport is None
         self.transport: Transport = open_world() if transport is None else transport
+        try:
+            self._build(config, layers, loss_fn, tied, names, descriptions)
+        except BaseException as error:
+            if not (isinstance(error, MpipipeError) and error.seen_alike):
+                self._end_the_job(error)
+            raise
+
+    def _build(
+        self,
+        config: Config,
+        layers: Sequence[Layer],
+        loss_fn: LossFunction,
+        tied: Sequence[tuple[str, str]],
+        names: Sequence[str] | None,
+        descriptions: Sequence[LayerDescription] | None,
+    ) -> None:
         self.config = config.resolve(self.transport.size)
         self.transport.configure(timeout_s=self.config.comm.timeout_s, wait=self.config.comm.wait)
         self._device = open_device(self.config.comm.device)
@@ -331,10 +350,11 @@ class Trainer:
             self.close()
             return
         self.recorder.close(complete=False)
-        if self._owns_transport:
-            import sys
-            import traceback
+        self._end_the_job(error)
 
+    def _end_the_job(self, error: BaseException) -> None:
+        """End every rank of an MPI launch that this trainer began; the others may be waiting for this one."""
+        if self._owns_transport:
             sys.stderr.write(
                 f"mpipipe: rank {self.transport.rank} failed, the job ends\n"
                 + "".join(traceback.format_exception(error))

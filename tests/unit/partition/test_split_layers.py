@@ -139,7 +139,7 @@ def test_too_many_stages_names_the_largest_number_of_chunks() -> None:
     ) as caught:
         make_partition(decoder(10), 12, "cost", ranks=4)
     assert (caught.value.key, caught.value.value) == ("pipeline.chunks", 3)
-    with pytest.raises(PartitionError, match=r"pipeline\.ranks = 4 is more than .*at most 3 ranks") as caught:
+    with pytest.raises(PartitionError, match=r"pipeline\.ranks = 4 is too many: .*at most 3 ranks") as caught:
         make_partition(decoder(3), 4, "even", ranks=4)
     assert caught.value.key == "pipeline.ranks"
     with pytest.raises(PartitionError, match=r"pipeline\.ranks times pipeline\.chunks at most 3"):

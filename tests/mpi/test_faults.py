@@ -1,0 +1,142 @@
+"""A fault on one rank ends the whole job: soon, not with exit code 0, the guilty rank's traceback first, no process
+left. A fault that all ranks see alike is told once.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from pathlib import Path
+
+import h5py
+import pytest
+from launch import REPOSITORY, Launch, launch
+
+from mpipipe.data import build_byte_tokens
+
+pytestmark = pytest.mark.mpi
+
+SCRIPT = REPOSITORY / "tests" / "mpi" / "faulty.py"
+SOON_S = 30.0
+
+RUN_FILE = """
+[run]
+seed = 1
+steps = 1000
+dir = "{folder}/run"
+[model]
+layers = 4
+hidden = 16
+heads = 2
+vocab = 128
+sequence = 8
+[data]
+train = ["{folder}/train.h5"]
+[batch]
+sequences = 4
+[pipeline]
+ranks = {ranks}
+"""
+
+
+def processes_with(marker: str) -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if marker in words:
+            found.append(words)
+    return found
+
+
+def start(num_ranks: int, *arguments: str | Path) -> Launch:
+    """Launch with a marker of its own in the place of MARKER; nothing marked is left two seconds after its end."""
+    marker = f"marker-{uuid.uuid4().hex}"
+    marked = [str(argument).replace("MARKER", marker) for argument in arguments]
+    ended = launch(num_ranks, *marked, timeout=SOON_S + 60)
+    for _ in range(20):
+        left = processes_with(marker)
+        if not left:
+            break
+        time.sleep(0.1)
+    assert not left, left
+    assert ended.seconds < SOON_S
+    return ended
+
+
+@pytest.mark.parametrize(
+    "fault, rank, words",
+    [
+        ("step", 0, "asked for at: step"),
+        ("step", 2, "asked for at: step"),
+        ("build", 2, "asked for at: build"),
+        ("loss", 2, "asked for at: loss"),
+        ("thread", 1, "a thread that lives on"),
+        ("exit", 1, "SystemExit: 3"),
+    ],
+)
+def test_an_exception_on_one_rank_ends_the_job(fault: str, rank: int, words: str) -> None:
+    ended = start(3, SCRIPT, fault, str(rank), "MARKER")
+    assert ended.returncode != 0
+    first = ended.stderr.index("Traceback")
+    told = ended.stderr.index(f"mpipipe: rank {rank} failed")
+    assert told < first
+    assert words in ended.stderr[first:]
+    assert "mpipipe: rank" not in ended.stderr[:told]
+    if fault == "build":
+        assert "while layer 4 was built" in ended.stderr
+    if fault == "loss":
+        assert "in the loss function, microbatch 0" in ended.stderr
+
+
+def test_a_rank_that_is_killed_ends_the_job() -> None:
+    ended = start(3, SCRIPT, "kill", "1", "MARKER")
+    assert ended.returncode != 0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("faults")
+    (made / "text.txt").write_text("to be or not to be, that is the question\n" * 20)
+    build_byte_tokens([made / "text.txt"], made / "train.h5")
+    return made
+
+
+def write_run_file(folder: Path, name: str, ranks: int, more: str = "") -> Path:
+    path = folder / f"{name}.toml"
+    path.write_text(RUN_FILE.format(folder=folder, ranks=ranks) + more)
+    return path
+
+
+@pytest.mark.parametrize(
+    "name, ranks, more, key, words",
+    [
+        ("ranks", 4, "", "pipeline.ranks", "asks for 4 ranks, the launch has 3"),
+        ("unknown", 3, "[optimizer]\nlearning_rat = 1e-3\n", "optimizer.learning_rat", "Did you mean"),
+    ],
+)
+def test_a_wrong_run_file_is_told_once(name: str, ranks: int, more: str, key: str, words: str, folder: Path) -> None:
+    path = write_run_file(folder, name, ranks, more)
+    ended = start(3, "-m", "mpipipe", "train", path, "--set", "run.name=MARKER")
+    both = ended.stdout + ended.stderr
+    assert ended.returncode == 2, both
+    assert both.count(key) >= 1
+    assert both.count(words) == 1, both
+    assert "Traceback" not in both
+    assert not (folder / "run").exists()
+
+
+def test_bad_data_that_only_some_ranks_read_ends_the_job(folder: Path) -> None:
+    """The file says that its ids are below 128, and holds 200: the middle rank reads no batch and waits."""
+    with h5py.File(folder / "train.h5", "r+") as file:
+        file["tokens"][...] = 65
+        file["tokens"][100:] = 200
+    ended = start(3, "-m", "mpipipe", "train", write_run_file(folder, "data", 3), "--set", "run.name=MARKER")
+    assert ended.returncode != 0
+    assert "token id 200 is outside 0 to 127" in ended.stderr
+    assert f"{folder}/train.h5, position" in ended.stderr
+    status = json.loads((folder / "run" / "status.json").read_text())
+    assert (status["state"], status["exit_code"]) == ("failed", 1)

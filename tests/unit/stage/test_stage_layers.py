@@ -1,0 +1,240 @@
+"""One stage by itself: layer by layer, against autograd over the whole chain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import little
+import pytest
+import torch
+from torch import nn
+
+from mpipipe.device import ALIGNMENT, HostDevice
+from mpipipe.model import Draw
+from mpipipe.stage import MicrobatchKey, Stage, StageLayer
+
+KEY = MicrobatchKey(0, Draw(1, 0, (0, 1, 2, 3)))
+
+
+def stage_of(modules: Sequence[nn.Module], loss: object = little.square_loss, first: int = 0) -> Stage:
+    layers = [StageLayer(module, first + k, str(first + k)) for k, module in enumerate(modules)]
+    return Stage(0, layers, HostDevice(), loss)
+
+
+def step(stage: Stage, inputs: object, target: object, microbatch: int = 0, *, first: bool = True) -> object:
+    key = MicrobatchKey(microbatch, KEY.draw)
+    output = stage.forward(inputs, key, first=first)
+    total, count = stage.loss(microbatch, output, target, keep=True)
+    return stage.backward(microbatch, None), total, count
+
+
+def totals(stage: Stage) -> dict[str, torch.Tensor]:
+    return {
+        name: gradient.finish().clone()
+        for layer in stage.layers
+        for name, gradient in zip(layer.names, layer.gradients, strict=True)
+    }
+
+
+def expected(modules: Sequence[nn.Module], inputs: torch.Tensor, target: torch.Tensor) -> dict[str, torch.Tensor]:
+    chain = nn.Sequential(*modules)
+    chain.zero_grad()
+    little.square_loss(chain(inputs), target)[0].backward()
+    return {name: p.grad.clone() for name, p in chain.named_parameters() if p.grad is not None}
+
+
+def chain(depth: int = 5) -> list[nn.Module]:
+    torch.manual_seed(3)
+    modules: list[nn.Module] = []
+    for _ in range(depth):
+        modules += [nn.Linear(16, 16), nn.Tanh()]
+    return modules
+
+
+def data(seed: int = 0, width: int = 16, rows: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, width, generator=generator), torch.randn(rows, width, generator=generator)
+
+
+def test_a_chain_of_linear_layers_has_autograd_s_bits() -> None:
+    modules = chain()
+    inputs, target = data()
+    stage = stage_of(modules)
+    gradient, total, count = step(stage, inputs, target)
+    want = expected(modules, inputs, target)
+    found = totals(stage)
+    assert found.keys() == want.keys()
+    for name, value in want.items():
+        assert torch.equal(found[name], value), name
+    assert gradient is None
+    assert count == 4
+    assert not total.requires_grad
+    assert stage.live == 0
+
+
+def test_microbatches_may_be_open_side_by_side_and_add_up_in_the_order_of_backwards() -> None:
+    modules = chain()
+    stage = stage_of(modules)
+    batches = [data(seed) for seed in range(3)]
+    for k, (inputs, target) in enumerate(batches):
+        output = stage.forward(inputs, MicrobatchKey(k, KEY.draw), first=True)
+        stage.loss(k, output, target, keep=True)
+    assert stage.live == 3
+    want: dict[str, torch.Tensor] = {}
+    for k in (1, 0, 2):
+        stage.backward(k, None)
+        for name, value in expected(modules, *batches[k]).items():
+            want[name] = want[name] + value if name in want else value
+    assert stage.live == 0
+    for name, value in totals(stage).items():
+        assert torch.equal(value, want[name])
+
+
+def test_the_gradient_of_the_input_of_a_later_stage() -> None:
+    modules = chain(2)
+    inputs, target = data()
+    gradient, _, _ = step(stage_of(modules), inputs.clone(), target, first=False)
+    leaf = inputs.clone().requires_grad_()
+    little.square_loss(nn.Sequential(*modules)(leaf), target)[0].backward()
+    assert torch.equal(gradient, leaf.grad)
+    assert gradient.is_contiguous()
+    assert gradient.data_ptr() % ALIGNMENT == 0
+
+
+class Twice(nn.Module):
+    """Uses its weight twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x @ self.weight) @ self.weight
+
+
+class Idle(nn.Module):
+    """Has a parameter that it does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = nn.Linear(16, 16)
+        self.idle = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.used(x)
+
+
+def test_a_parameter_used_twice_counts_twice() -> None:
+    torch.manual_seed(0)
+    modules = [nn.Linear(16, 16), Twice()]
+    inputs, target = data()
+    stage = stage_of(modules)
+    step(stage, inputs, target)
+    want = expected(modules, inputs, target)
+    assert torch.equal(totals(stage)["1.weight"], want["1.weight"])
+
+
+def test_an_unused_parameter_has_gradient_zero_in_every_step() -> None:
+    modules = [nn.Linear(16, 16), Idle()]
+    stage = stage_of(modules)
+    for seed in range(2):
+        step(stage, *data(seed), microbatch=seed)
+    found = totals(stage)
+    assert found["1.idle"].tolist() == [0.0, 0.0, 0.0]
+    assert float(found["1.used.weight"].abs().sum()) > 0
+
+
+@pytest.mark.parametrize("frozen", [{0}, {1}, {2}, {0, 1}, {1, 2}, {0, 2}])
+def test_frozen_layers_take_nothing_and_the_others_all(frozen: set[int]) -> None:
+    torch.manual_seed(0)
+    modules = [nn.Linear(16, 16) for _ in range(3)]
+    for index in frozen:
+        modules[index].requires_grad_(False)
+    inputs, target = data()
+    stage = stage_of(modules)
+    step(stage, inputs, target)
+    want = expected(modules, inputs, target)
+    found = totals(stage)
+    assert found.keys() == want.keys() == {f"{k}.{x}" for k in {0, 1, 2} - frozen for x in ("weight", "bias")}
+    for name, value in want.items():
+        assert torch.equal(found[name], value)
+
+
+def test_integers_in_and_no_parameters_before_the_first_weight() -> None:
+    torch.manual_seed(0)
+    modules = [nn.Flatten(), nn.Embedding(7, 4), nn.Flatten(), nn.Linear(12, 2)]
+    inputs = torch.tensor([[[1, 2, 6]], [[0, 0, 3]]])
+    target = torch.randn(2, 2)
+    stage = stage_of(modules)
+    gradient, _, _ = step(stage, inputs, target)
+    assert gradient is None
+    want = expected(modules, inputs, target)
+    for name, value in totals(stage).items():
+        assert torch.equal(value, want[name])
+
+
+def test_a_layer_that_cuts_the_graph_gives_zeros_upstream() -> None:
+    class Cut(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.detach() * 2
+
+    modules = [nn.Linear(16, 16), Cut(), nn.Linear(16, 16)]
+    stage = stage_of(modules)
+    gradient, _, _ = step(stage, *data(), first=False)
+    found = totals(stage)
+    assert float(found["0.weight"].abs().sum()) == 0.0
+    assert float(found["2.weight"].abs().sum()) > 0.0
+    assert gradient.tolist() == torch.zeros(4, 16).tolist()
+
+
+def test_the_output_and_what_is_kept_are_contiguous_and_aligned() -> None:
+    class Strided(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            assert x.is_contiguous()
+            assert x.data_ptr() % ALIGNMENT == 0
+            return torch.cat([x, x], 1)[:, 1 : 1 + x.shape[1]]
+
+    output = stage_of([Strided(), Strided(), Strided()]).forward(data()[0], KEY, first=True)
+    assert output.is_contiguous()
+    assert output.data_ptr() % ALIGNMENT == 0
+    assert not output.requires_grad
+
+
+def test_no_valid_label_is_no_gradient() -> None:
+    """A loss of a constant, and one whose sum hangs on nothing."""
+
+    def constant(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, int]:
+        return torch.zeros(()), 0
+
+    def masked(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        valid = target[:, 0] > 99
+        return (output - target)[valid].square().sum(), valid.sum()
+
+    for loss in (constant, masked):
+        stage = stage_of(chain(2), loss)
+        _, total, count = step(stage, *data())
+        assert (float(total), count) == (0.0, 0)
+        assert all(float(value.abs().sum()) == 0.0 for value in totals(stage).values())
+
+
+def test_an_evaluation_keeps_nothing_and_gives_the_forward_s_bits() -> None:
+    stage = stage_of(chain())
+    inputs, target = data()
+    evaluated = stage.evaluate(inputs, MicrobatchKey(0, None))
+    total, count = stage.loss(0, evaluated, target, keep=False)
+    assert stage.live == 0
+    assert not total.requires_grad
+    trained = stage.forward(inputs, KEY, first=True)
+    assert torch.equal(evaluated, trained)
+    assert stage.live == 1
+    stage.drop_kept()
+    assert stage.live == 0
+    assert count == 4
+
+
+def test_the_batch_itself_stays_as_it_is() -> None:
+    inputs, target = data()
+    given = inputs.clone().requires_grad_()
+    step(stage_of(chain(2)), given, target)
+    assert given.grad is None
+    assert torch.equal(given.detach(), inputs)

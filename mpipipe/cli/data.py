@@ -44,7 +44,7 @@ def build(
         typer.Option(
             "--exclude",
             metavar="NAME",
-            help="Leave out files and folders of this name that a folder or glob brings; wildcards allowed. Repeatable.",
+            help="Leave out files and folders of this name found in folders and by globs; wildcards. Repeatable.",
             show_default=False,
         ),
     ] = None,

@@ -140,7 +140,6 @@ def _open(found: list[Verdict], first: bool, as_json: bool) -> Transport | None:
         from mpipipe.transport import open_world
 
         transport = open_world()
-        environment.check_world(transport.size)
     except ImportError as error:
         level: Level = "wrong" if environment.launcher().rank is not None else "missing"
         verdict = Verdict("MPI", level, f"launcher: {name}; not tried: {error}")

@@ -46,7 +46,6 @@ def on_ranks(
     """
     try:
         transport = (open_world or _open_world)()
-        environment.check_world(transport.size)
     except SetupError as error:
         return _report_from_one_process(error, as_json)
     try:

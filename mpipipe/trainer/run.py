@@ -15,7 +15,6 @@ import torch
 from mpipipe.collectives import all_gather_objects
 from mpipipe.config import Config
 from mpipipe.data import TokenSource
-from mpipipe.environment import threads_per_rank
 from mpipipe.errors import ConfigError, DataError, MpipipeError, SetupError
 from mpipipe.formats.paths import RunPaths
 from mpipipe.lifecycle import State, TimeLimit, write_status
@@ -183,7 +182,6 @@ def _note_failure(error: BaseException, paths: RunPaths, rank: int) -> None:
 
 def _train(config: Config, paths: RunPaths, transport: Transport, resume: str, report: Report) -> TrainOutcome:
     limit = TimeLimit(config.run.time_limit_s)
-    torch.set_num_threads(threads_per_rank(transport.local_size))
     config.require("data.train")
     source = _source(config, "train")
     validation = _source(config, "validation") if config.data.validation else None
@@ -257,8 +255,10 @@ class _Run:
 
     def _step(self) -> StepReport:
         trainer = self.trainer
+        t0 = time.perf_counter_ns()
         batch = _batch(self.source, trainer, trainer.samples_seen, self.config.batch.sequences)
-        step = trainer.step_report(batch, stop=self.limit.reached)
+        loaded = (t0, time.perf_counter_ns())
+        step = trainer.step_report(batch, stop=self.limit.reached, loaded_ns=loaded)
         self.limit.note_step(step.step_s)
         self.report({"event": "step", "steps": self.config.run.steps, **step.as_metrics()})
         return step
@@ -296,7 +296,6 @@ def eval_run(config: Config, transport: Transport, *, resume: str | None = None)
     """Loss over the validation tokens with the newest checkpoint's weights (or those at ``resume``), changing nothing
     on disk. Collective.
     """
-    torch.set_num_threads(threads_per_rank(transport.local_size))
     config.require("data.validation")
     source = _source(config, "validation")
     silent = config.model_copy(update={"trace": config.trace.model_copy(update={"enabled": False})})

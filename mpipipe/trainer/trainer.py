@@ -13,17 +13,19 @@ from pathlib import Path
 from types import TracebackType
 
 import numpy as np
+import torch
 
 from mpipipe import collectives
 from mpipipe.config import Config
 from mpipipe.device import open_device
 from mpipipe.engine import Engine, RankProgram, RunResult, compile_program
+from mpipipe.environment import threads_per_rank
 from mpipipe.errors import MpipipeError
 from mpipipe.formats.paths import RunPaths
 from mpipipe.formats.trace import EventKind
 from mpipipe.optim import AdamW, clip_factor, learning_rate, square_sum
 from mpipipe.partition import LayerDescription
-from mpipipe.schedule import ScheduleTable, build, forward_only
+from mpipipe.schedule import ScheduleTable, build, forward_only, verify
 from mpipipe.stage import LossFunction
 from mpipipe.trace import Recorder
 from mpipipe.trainer.build import Layer, LayerList, build_rank_model
@@ -33,6 +35,8 @@ from mpipipe.trainer.tracing import open_recorder
 from mpipipe.transport import Transport, open_world
 
 _log = logging.getLogger(__name__)
+
+FIRST_RANK_TELLS_WITHIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +85,10 @@ class Trainer:
     being parameter ``weight`` of layer 0 (or ``NAME.weight`` with ``names``). ``descriptions``: what layers cost, for
     ``pipeline.partition = "cost"``. ``transport``: default is every rank of the MPI launch.
 
-    As a context manager it ends the whole job when one rank leaves by an exception, so that the others do not wait for
-    ever.
+    Torch computes with ``OMP_NUM_THREADS`` threads from here on, or with this rank's share of the node's cores.
+
+    An error while it is made, or that leaves its ``with`` block, ends the whole job on an MPI launch of several ranks,
+    after one report: the others may be waiting for this rank.
     """
 
     def __init__(
@@ -101,8 +107,7 @@ class Trainer:
         try:
             self._build(config, layers, loss_fn, tied, names, descriptions)
         except BaseException as error:
-            if not (isinstance(error, MpipipeError) and error.seen_alike):
-                self._end_the_job(error)
+            self._end_the_job(error)
             raise
 
     def _build(
@@ -115,6 +120,7 @@ class Trainer:
         descriptions: Sequence[LayerDescription] | None,
     ) -> None:
         self.config = config.resolve(self.transport.size)
+        torch.set_num_threads(threads_per_rank(self.transport.local_size))
         self.transport.configure(timeout_s=self.config.comm.timeout_s, wait=self.config.comm.wait)
         self._device = open_device(self.config.comm.device)
         self._tables: dict[int, tuple[int, RankProgram]] = {}
@@ -145,8 +151,12 @@ class Trainer:
         report = self.step_report(batch)
         return math.nan if report.loss is None else report.loss
 
-    def step_report(self, batch: tuple[Nested, Nested], *, stop: bool = False) -> StepReport:
-        """One step with all its figures. ``stop`` on any rank comes back as ``stop`` on every rank."""
+    def step_report(
+        self, batch: tuple[Nested, Nested], *, stop: bool = False, loaded_ns: tuple[int, int] | None = None
+    ) -> StepReport:
+        """One step with all its figures. ``stop`` on any rank comes back as ``stop`` on every rank. ``loaded_ns``: from
+        when to when this rank loaded the batch (``time.perf_counter_ns``), for the trace.
+        """
         start = time.perf_counter_ns()
         config = self.config
         feed = TensorFeed(
@@ -160,6 +170,8 @@ class Trainer:
         table_id, program = self._program(feed.num_microbatches)
         recorder = self._step_recorder()
         recorder.begin_step(self.step_index + 1, table_id)
+        if loaded_ns is not None:
+            recorder.record(int(EventKind.LOAD_DATA), *loaded_ns)
         for total in self.model.all_gradients:
             total.clear()
         result = self._engine.run(program, feed)
@@ -312,6 +324,7 @@ class Trainer:
         """The program for ``m`` microbatches and the number under which the trace knows its table."""
         if m not in self._tables:
             table = self._build_table(m)
+            verify(table)
             self._tables[m] = (len(self._tables), compile_program(table, self.transport.rank))
             self.recorder.add_schedule(len(self._tables) - 1, table.rows(), table.placement, table.name)
         return self._tables[m]
@@ -353,13 +366,19 @@ class Trainer:
         self._end_the_job(error)
 
     def _end_the_job(self, error: BaseException) -> None:
-        """End every rank of an MPI launch that this trainer began; the others may be waiting for this one."""
-        if self._owns_transport:
-            sys.stderr.write(
-                f"mpipipe: rank {self.transport.rank} failed, the job ends\n"
-                + "".join(traceback.format_exception(error))
-            )
-            self.transport.abort(1)
+        """End every rank of an MPI launch that this trainer began; the others may be waiting for this one.
+
+        What all ranks see alike is told by rank 0 alone: the others give it the time to do so.
+        """
+        if not self._owns_transport or self.transport.size == 1:
+            return
+        alike = isinstance(error, MpipipeError) and error.seen_alike
+        if alike and self.transport.rank != 0:
+            time.sleep(FIRST_RANK_TELLS_WITHIN_S)
+        sys.stderr.write(
+            f"mpipipe: rank {self.transport.rank} failed, the job ends\n" + "".join(traceback.format_exception(error))
+        )
+        self.transport.abort(error.exit_code if isinstance(error, MpipipeError) and alike else 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The in-process twin: p ranks as p threads of one process.
 
-Only one rank runs at a time; it gives way when it waits. So a run is repeatable, a user's module may use torch's global
-generator, and a deadlock is not a hang: when every rank waits for a message that no one can send any more, all of them
+Only one rank runs at a time; when it waits, the next one in rank order that can go on does. So a run is repeatable, a
+user's module may use torch's global generator, and a deadlock is not a hang: when every rank waits for a message that no one can send any more, all of them
 get a ``TransportError`` that says who waits for what. A send completes only when its receive is posted (rendezvous),
 the stricter half of what MPI may do.
 """
@@ -38,15 +38,17 @@ class _LoopbackRequest:
 
 
 class LoopbackWorld:
-    """The shared state of ``size`` ranks in one process."""
+    """The shared state of ``size`` ranks in one process. ``lock``: held by the rank whose turn it is."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.turn = threading.Condition()
+        self.lock = threading.Lock()
+        self._wake = [threading.Condition(self.lock) for _ in range(size)]
+        self._turn = 0
+        self._ended: set[int] = set()
         self._sends: dict[_Key, deque[_LoopbackRequest]] = {}
         self._receives: dict[_Key, deque[_LoopbackRequest]] = {}
         self._blocked: dict[int, tuple[_LoopbackRequest, str]] = {}
-        self._running = size
         self.failure: TransportError | None = None
 
     def transport(self, rank: int) -> LoopbackTransport:
@@ -64,7 +66,6 @@ class LoopbackWorld:
         if not waiting:
             del theirs[key]
         self._deliver(request, other) if sending else self._deliver(other, request)
-        self.turn.notify_all() if self.size > 1 else None
         return request
 
     @staticmethod
@@ -86,34 +87,51 @@ class LoopbackWorld:
         if request.test():
             return
         self._blocked[rank] = (request, what)
-        self._look_for_deadlock()
-        while not (request.done or request.error or self.failure):
-            self.turn.wait()
+        self._pass_on(rank)
+        self.await_turn(rank)
         del self._blocked[rank]
         if not request.test():
             assert self.failure is not None
             raise self.failure
 
-    def leave(self) -> None:
+    def await_turn(self, rank: int) -> None:
+        """Return when it is this rank's turn."""
+        while self._turn != rank:
+            self._wake[rank].wait()
+
+    def leave(self, rank: int) -> None:
         """One rank is done."""
-        self._running -= 1
-        self._look_for_deadlock()
-        self.turn.notify_all()
+        self._ended.add(rank)
+        self._pass_on(rank)
 
     def fail(self, error: TransportError) -> None:
+        """Wake every rank that waits: it raises ``error``."""
         if self.failure is None:
             self.failure = error
-        self.turn.notify_all()
 
-    def _look_for_deadlock(self) -> None:
-        stuck = [entry for entry in self._blocked.items() if not (entry[1][0].done or entry[1][0].error)]
-        if self._blocked and len(stuck) == self._running and self.failure is None:
-            lines = [f"rank {rank} waits for {what}" for rank, (_, what) in sorted(stuck)]
-            gone = self.size - self._running
-            ended = f" ({gone} rank(s) have already ended)" if gone else ""
-            self.failure = TransportError("every rank waits and nothing is under way" + ended + ": " + "; ".join(lines))
-            if self.size > 1:
-                self.turn.notify_all()
+    def _pass_on(self, rank: int) -> None:
+        """Give the turn to the next rank that can go on; if none can, to the next one with the failure to raise."""
+        others = [(rank + k) % self.size for k in range(1, self.size + 1)]
+        waiting = [other for other in others if other not in self._ended]
+        if not waiting:
+            return
+        ready = [other for other in waiting if self._can_go_on(other)]
+        if not ready:
+            self.fail(self._deadlock())
+        self._turn = (ready or waiting)[0]
+        if self._turn != rank:
+            self._wake[self._turn].notify()
+
+    def _can_go_on(self, rank: int) -> bool:
+        if rank not in self._blocked:
+            return True
+        request, _ = self._blocked[rank]
+        return request.done or request.error is not None or self.failure is not None
+
+    def _deadlock(self) -> TransportError:
+        lines = [f"rank {rank} waits for {what}" for rank, (_, what) in sorted(self._blocked.items())]
+        ended = f" ({len(self._ended)} rank(s) have already ended)" if self._ended else ""
+        return TransportError("every rank waits and nothing is under way" + ended + ": " + "; ".join(lines))
 
 
 class LoopbackTransport:
@@ -170,14 +188,15 @@ def run_ranks(size: int, work: Callable[[LoopbackTransport], T]) -> list[T]:
     failures: list[BaseException] = []
 
     def run(rank: int) -> None:
-        with world.turn:
+        with world.lock:
+            world.await_turn(rank)
             try:
                 results[rank] = work(world.transport(rank))
             except BaseException as error:
                 failures.append(error)
                 world.fail(TransportError(f"rank {rank} failed: {type(error).__name__}: {error}", rank=rank))
             finally:
-                world.leave()
+                world.leave(rank)
 
     threads = [threading.Thread(target=run, args=(rank,), name=f"rank-{rank}") for rank in range(size)]
     for thread in threads:

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mpipipe.device import Memory
+from mpipipe.environment import check_world
 from mpipipe.errors import (
     MessageMismatchError,
     MissingDependencyError,
@@ -167,4 +168,6 @@ def open_mpi_world() -> MpiTransport:
         raise MissingDependencyError(
             f"mpi4py finds no MPI library ({error}). Load your cluster's MPI module, or: pip install 'mpipipe[mpi]'"
         ) from error
-    return MpiTransport(MPI)
+    transport = MpiTransport(MPI)
+    check_world(transport.size)
+    return transport

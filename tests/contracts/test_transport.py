@@ -62,3 +62,25 @@ def test_abort_ends_every_rank() -> None:
 def test_there_is_no_rank_beyond_the_last() -> None:
     with pytest.raises(TransportError, match="no rank 1 among 1"):
         solo().isend(np.zeros(1, dtype=np.uint8), 1, 0)
+
+
+def test_a_run_repeats_itself_to_the_letter() -> None:
+    """Which rank goes on when is a function of the messages alone."""
+
+    def once() -> list[tuple[int, int]]:
+        log: list[tuple[int, int]] = []
+
+        def work(transport: Transport) -> None:
+            before, after = (transport.rank - 1) % 4, (transport.rank + 1) % 4
+            for k in range(5):
+                log.append((transport.rank, k))
+                send = transport.isend(np.zeros(1, dtype=np.uint8), after, k)
+                transport.wait(transport.irecv(np.zeros(1, dtype=np.uint8), before, k), "the one before")
+                transport.wait(send, "the one after")
+
+        run_ranks(4, work)
+        return log
+
+    first = once()
+    assert [rank for rank, _ in first[:4]] == [0, 1, 2, 3]
+    assert all(once() == first for _ in range(20))

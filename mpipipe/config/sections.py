@@ -210,7 +210,9 @@ class CheckpointSection(Section):
 class EvalSection(Section):
     """``[eval]``: loss over the validation tokens during training."""
 
-    every_steps: CountOrZero = Field(0, description="evaluate after every this many steps; 0: never")
+    every_steps: CountOrZero = Field(
+        0, description="evaluate after every this many steps too; always before the first and after the last"
+    )
     batches: CountOrZero = Field(0, description="batches in one evaluation; 0: all validation tokens")
 
 

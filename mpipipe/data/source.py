@@ -95,7 +95,7 @@ class TokenSource:
                 f"model.vocab is {self.vocab}; set model.vocab to {max(file.vocab, file.max_id + 1)}"
             )
         if file.vocab > self.vocab:
-            logger.warning("%s was made with a vocabulary of %d, model.vocab is %d", file.path, file.vocab, self.vocab)
+            logger.info("%s was made with a vocabulary of %d, model.vocab is %d", file.path, file.vocab, self.vocab)
 
     @property
     def num_windows(self) -> int:

@@ -80,10 +80,11 @@ class Engine:
         start = time.perf_counter_ns()
         op: Op | None = None
         try:
-            for op in program.ops:
-                story.append(op)
-                handlers[op.kind](op)
-            self._finish_sends()
+            with torch.set_grad_enabled(self._training):
+                for op in program.ops:
+                    story.append(op)
+                    handlers[op.kind](op)
+                self._finish_sends()
         except Exception as error:
             error.add_note(
                 f"mpipipe: rank {self._rank} at {op}; before it: {' '.join(map(str, list(story)[:-1])) or 'nothing'}"

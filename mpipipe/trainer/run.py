@@ -20,7 +20,8 @@ from mpipipe.formats.paths import RunPaths
 from mpipipe.lifecycle import State, TimeLimit, write_status
 from mpipipe.model import gpt2_layers, token_loss
 from mpipipe.trainer.feed import Nested
-from mpipipe.trainer.trainer import StepReport, Trainer, finite_or_none
+from mpipipe.trainer.report import StepReport, finite_or_none
+from mpipipe.trainer.trainer import Trainer
 from mpipipe.transport import Transport
 
 _log = logging.getLogger(__name__)

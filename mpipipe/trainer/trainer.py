@@ -30,6 +30,7 @@ from mpipipe.stage import LossFunction
 from mpipipe.trace import Recorder
 from mpipipe.trainer.build import Layer, LayerList, build_rank_model
 from mpipipe.trainer.feed import Nested, TensorFeed
+from mpipipe.trainer.report import StepReport, reason_to_skip, refuse_difference
 from mpipipe.trainer.saving import Saver
 from mpipipe.trainer.tracing import open_recorder
 from mpipipe.transport import Transport, open_world
@@ -40,41 +41,13 @@ FIRST_RANK_TELLS_WITHIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class StepReport:
-    """One step, the same on every rank. ``loss``: None when no label of the batch was valid. ``skipped``: why the
-    weights did not change.
-    """
+class _Shared:
+    """What the ranks tell each other at the end of a step's pipeline."""
 
-    step: int
-    loss: float | None
-    grad_norm: float
-    lr: float
-    tokens: int
-    step_s: float
+    loss_sum: float
+    count: int
     bubble_fraction: float
-    skipped: str | None = None
-    stop: bool = False
-
-    def as_metrics(self) -> dict[str, object]:
-        """The line of ``metrics.jsonl``."""
-        line: dict[str, object] = {
-            "step": self.step,
-            "loss": self.loss,
-            "grad_norm": self.grad_norm,
-            "lr": self.lr,
-            "tokens": self.tokens,
-            "tokens_per_s": self.tokens / self.step_s if self.step_s > 0 else 0.0,
-            "step_s": self.step_s,
-            "bubble_fraction": self.bubble_fraction,
-        }
-        if self.skipped:
-            line["skipped"] = self.skipped
-        return {key: finite_or_none(value) for key, value in line.items()}
-
-
-def finite_or_none(value: object) -> object:
-    """JSON has no word for nan and infinity: None in their place."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    stop: bool
 
 
 class Trainer:
@@ -175,7 +148,7 @@ class Trainer:
         for total in self.model.all_gradients:
             total.clear()
         result = self._engine.run(program, feed)
-        shared = self._share(result, recorder, stop)
+        shared = self._share(result, feed.rows, recorder, stop)
         norm, skipped = self._update(recorder, shared.count)
         loss = shared.loss_sum / shared.count if shared.count else None
         self.step_index += 1
@@ -197,20 +170,19 @@ class Trainer:
         self.last_report = report
         return report
 
-    def _share(self, result: RunResult, recorder: Recorder, stop: bool) -> _Shared:
-        """Tell every rank the loss, the number of valid items and what the pipeline took."""
+    def _share(self, result: RunResult, sequences: int, recorder: Recorder, stop: bool) -> _Shared:
+        """Tell every rank the loss, the number of valid items and what the pipeline took.
+
+        Raises ``EngineError`` on every rank when they were not given the same batch, or are not at the same step.
+        """
         t0 = time.perf_counter_ns()
         offset = self._clock_offset_ns
-        mine = [
-            result.loss_sum,
-            result.count,
-            recorder.busy_ns,
-            result.start_ns + offset,
-            result.end_ns + offset,
-            float(stop),
-        ]
+        times = [recorder.busy_ns, result.start_ns + offset, result.end_ns + offset]
+        mine = [result.loss_sum, result.count, *times, float(stop), sequences, self.step_index]
         rows = collectives.all_gather(self.transport, np.array(mine, dtype=np.float64))
         recorder.record(int(EventKind.LOSS), t0, time.perf_counter_ns())
+        for column, what in ((6, "sequences in the batch"), (7, "steps done")):
+            refuse_difference(rows[:, column].tolist(), what)
         last = rows[self.model.placement[-1]]
         makespan = rows[:, 4].max() - rows[:, 3].min()
         bubble = 1.0 - rows[:, 2].sum() / (self.transport.size * makespan) if makespan > 0 else 0.0
@@ -233,7 +205,7 @@ class Trainer:
         norm, first_bad = self._norm({name: square_sum(gradient) for name, gradient in gradients.items()})
         t2 = time.perf_counter_ns()
         recorder.record(int(EventKind.CLIP), t1, t2)
-        skipped = _reason_to_skip(count, first_bad)
+        skipped = reason_to_skip(count, first_bad)
         if skipped is None:
             factor = clip_factor(norm, self.config.optimizer.clip_norm)
             if factor is not None:
@@ -379,21 +351,3 @@ class Trainer:
             f"mpipipe: rank {self.transport.rank} failed, the job ends\n" + "".join(traceback.format_exception(error))
         )
         self.transport.abort(error.exit_code if isinstance(error, MpipipeError) and alike else 1)
-
-
-@dataclass(frozen=True, slots=True)
-class _Shared:
-    """What the ranks tell each other at the end of a step's pipeline."""
-
-    loss_sum: float
-    count: int
-    bubble_fraction: float
-    stop: bool
-
-
-def _reason_to_skip(count: int, first_bad: str | None) -> str | None:
-    if count == 0:
-        return "no label of the batch is valid"
-    if first_bad is not None:
-        return f"the gradient of {first_bad} is not finite"
-    return None

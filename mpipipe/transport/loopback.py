@@ -1,9 +1,9 @@
 """The in-process twin: p ranks as p threads of one process.
 
 Only one rank runs at a time; when it waits, the next one in rank order that can go on does. So a run is repeatable, a
-user's module may use torch's global generator, and a deadlock is not a hang: when every rank waits for a message that no one can send any more, all of them
-get a ``TransportError`` that says who waits for what. A send completes only when its receive is posted (rendezvous),
-the stricter half of what MPI may do.
+user's module may use torch's global generator, and a deadlock is not a hang: when every rank waits for a message that
+no one can send any more, all of them get a ``TransportError`` that says who waits for what. A send completes only when
+its receive is posted (rendezvous), the stricter half of what MPI may do.
 """
 
 from __future__ import annotations

@@ -1,0 +1,67 @@
+"""What a step tells: to every rank, and to ``metrics.jsonl``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mpipipe.errors import EngineError
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One step, the same on every rank. ``loss``: None when no label of the batch was valid. ``skipped``: why the
+    weights did not change.
+    """
+
+    step: int
+    loss: float | None
+    grad_norm: float
+    lr: float
+    tokens: int
+    step_s: float
+    bubble_fraction: float
+    skipped: str | None = None
+    stop: bool = False
+
+    def as_metrics(self) -> dict[str, object]:
+        """The line of ``metrics.jsonl``."""
+        line: dict[str, object] = {
+            "step": self.step,
+            "loss": self.loss,
+            "grad_norm": self.grad_norm,
+            "lr": self.lr,
+            "tokens": self.tokens,
+            "tokens_per_s": self.tokens / self.step_s if self.step_s > 0 else 0.0,
+            "step_s": self.step_s,
+            "bubble_fraction": self.bubble_fraction,
+        }
+        if self.skipped:
+            line["skipped"] = self.skipped
+        return {key: finite_or_none(value) for key, value in line.items()}
+
+
+def finite_or_none(value: object) -> object:
+    """JSON has no word for nan and infinity: None in their place."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def reason_to_skip(count: int, first_bad: str | None) -> str | None:
+    if count == 0:
+        return "no label of the batch is valid"
+    if first_bad is not None:
+        return f"the gradient of {first_bad} is not finite"
+    return None
+
+
+def refuse_difference(values: Sequence[float], what: str) -> None:
+    """Raise ``EngineError``, on every rank alike, unless all ranks have the same number."""
+    other = next((rank for rank, value in enumerate(values) if value != values[0]), None)
+    if other is not None:
+        error = EngineError(
+            f"rank {other} has {values[other]:g} {what}, rank 0 has {values[0]:g}: every rank calls the trainer with "
+            "the same arguments, in the same order"
+        )
+        error.seen_alike = True
+        raise error

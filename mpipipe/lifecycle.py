@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import logging
 import os
 import socket
 import time
 from pathlib import Path
 from typing import Literal
+
+_log = logging.getLogger(__name__)
 
 State = Literal["running", "done", "stopped", "failed"]
 
@@ -55,3 +60,43 @@ class TimeLimit:
             return False
         room = _TIME_LIMIT_MARGIN * (self._longest_step_s + self._longest_evaluation_s + self._longest_save_s)
         return time.monotonic() - self._start + room >= self._limit_s
+
+
+class RunLock:
+    """Keeps two launches out of one run folder, by a lock that ends with the process that holds it.
+
+    Some cluster file systems have no locks: there it does nothing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+
+    def acquire(self) -> str | None:
+        """Take the lock, making the folder; None on success (also where there are no locks), else who holds it.
+
+        Holding it already is success. Raises ``OSError`` where the file can't be made.
+        """
+        if self._descriptor is not None:
+            return None
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
+            os.close(descriptor)
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                return holder or "it does not say who"
+            _log.debug("%s: no locks on this file system: %s", self._path, error)
+            return None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"host {socket.gethostname()}, process {os.getpid()}\n".encode(), 0)
+        self._descriptor = descriptor
+        return None
+
+    def release(self) -> None:
+        """Give the lock up; nothing if it is not held. The file stays."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None

@@ -18,16 +18,26 @@ started=$(date +%s)
 
 say() { printf '\n== %s\n' "$*"; }
 
-# on_ranks N ARGUMENTS...: mpipipe on N ranks, one thread each.
-on_ranks() {
-    ranks=$1
-    shift
-    OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1 "$(dirname -- "$ENVIRONMENT_PYTHON")/mpirun" -n "$ranks" "$ENVIRONMENT_PYTHON" -m mpipipe "$@" </dev/null
-}
-
+# train RANKS STEPS: up to that step; its lines also go to train.log. Ended with this script, and its failure is this script's.
 train() {
-    on_ranks "$1" train "$config" --set "run.dir='$run'" --set "run.steps=$2" \
-        --set "data.train=['$out/train.h5']" --set "data.validation=['$out/validation.h5']"
+    rm -f "$out/lines"
+    mkfifo "$out/lines"
+    tee -a "$out/train.log" <"$out/lines" &
+    tee=$!
+    OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1 "$(dirname -- "$ENVIRONMENT_PYTHON")/mpirun" -n "$1" "$ENVIRONMENT_PYTHON" -m mpipipe \
+        train "$config" --set "run.dir='$run'" --set "run.steps=$2" \
+        --set "data.train=['$out/train.h5']" --set "data.validation=['$out/validation.h5']" </dev/null >"$out/lines" 2>&1 &
+    job=$!
+    trap 'kill "$job" 2>/dev/null || :; wait "$job" || :; echo "ended; the same command goes on from the last checkpoint"; exit 1' HUP INT TERM
+    code=0
+    wait "$job" || code=$?
+    trap - HUP INT TERM
+    wait "$tee" || :
+    rm -f "$out/lines"
+    if [ "$code" -ne 0 ]; then
+        say "the training ended with exit code $code; its lines above say why"
+        exit "$code"
+    fi
 }
 
 # done_steps: the step up to which the run is finished, 0 without one.
@@ -51,18 +61,19 @@ if [ ! -f "$out/train.h5" ] || [ ! -f "$out/validation.h5" ]; then
     mpipipe data build "$library/**/*.py" --exclude test --exclude tests --exclude site-packages --exclude dist-packages --exclude lib2to3 \
         --validation "$out/validation.h5" --validation-every 20 -o "$out/train.h5" --overwrite
 fi
-mpipipe data info --entropy "$out/train.h5" | grep -v xxh3: | tee "$out/tokens.txt"
+mpipipe data info --entropy "$out/train.h5" >"$out/tokens.txt"
+grep entropy "$out/tokens.txt"
 
 say "3 of 6: training, split by depth over 4 MPI ranks"
 if [ "$(done_steps)" -lt 450 ]; then
-    train 4 450 | tee -a "$out/train.log"
+    train 4 450
 else
     echo "done before: remove $out to begin anew"
 fi
 
 say "4 of 6: 20 steps more on 2 ranks, from the checkpoint of the 4"
 if [ "$(done_steps)" -lt 470 ]; then
-    train 2 470 | tee -a "$out/train.log"
+    train 2 470
 else
     echo "done before"
 fi
@@ -92,7 +103,7 @@ printf '%s\n' \
     "next: . .venv/bin/activate, then" \
     "  mpipipe schedule show interleaved -p 4 -v 2 -m 8" \
     "  mpipipe plan $config --ranks 4" \
-    "  mpipipe trace summary $run" \
+    "  mpipipe trace summary $run --segment 1      # the launch on 4 ranks; 2 is the one on 2" \
     "  mpipipe checkpoint list $run" \
     "  mpipipe generate $run --prompt 'class '" \
-    "  cp jobs/configs/tiny.toml my.toml    # a run file of your own; docs/run_file.md explains every key"
+    "  mpirun -n 4 mpipipe train jobs/configs/tiny.toml --set data.train=$out/train.h5    # a run file to copy; docs/run_file.md has every key"

@@ -11,13 +11,15 @@ from pathlib import Path
 from mpipipe.log import LOGGER, ContextFilter, LogContext, console_level, line_formatter
 
 
-def _made(folder: Path) -> bool:
-    """Whether the folder is there now; where it can't be made the run itself says so."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return False
-    return True
+class _LateFile(logging.FileHandler):
+    """Makes its folder and file at the first line; keeps silent where it can't: the run itself says so."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            Path(self.baseFilename).parent.mkdir(parents=True, exist_ok=True)
+            super().emit(record)
+        except OSError:
+            self.close()
 
 
 @contextmanager
@@ -28,8 +30,8 @@ def logging_to(context: LogContext, file: Path | None = None) -> Iterator[None]:
     console = logging.StreamHandler(sys.stderr)
     console.setLevel(console_level(context.rank))
     handlers: list[logging.Handler] = [console]
-    if file is not None and _made(file.parent):
-        to_file = logging.FileHandler(file, encoding="utf-8", delay=True)
+    if file is not None:
+        to_file = _LateFile(file, encoding="utf-8", delay=True)
         to_file.setLevel(logging.DEBUG)
         handlers.append(to_file)
     for handler in handlers:

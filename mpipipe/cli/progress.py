@@ -42,6 +42,8 @@ def event_text(figures: Mapping[str, object]) -> str:
     if event == "start":
         begin = f"starts at step {step} of {figures.get('steps')}"
         return "\n  ".join([begin, *str(figures.get("partition", "")).splitlines()])
+    if event == "finished":
+        return f"nothing left to do: step {step} of run.steps = {figures.get('steps')} is done; raise it to go on"
     if event == "evaluation":
         return f"step {step}: validation loss {_number(figures.get('validation_loss'), '.4f')}"
     if event == "checkpoint":

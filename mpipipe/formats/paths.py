@@ -2,7 +2,7 @@
 
 ::
 
-    RUN_DIR/config.toml  status.json  metrics.jsonl
+    RUN_DIR/config.toml  status.json  metrics.jsonl  .lock
             logs/rank-00003.log
             trace/segment-0002/rank-00003.h5       (.h5.part while the run writes it)
             checkpoints/step-00000100/             (step-00000100.part-<id> while ranks write it)
@@ -39,6 +39,11 @@ class RunPaths:
     def status(self) -> Path:
         """How the run stands or ended, and its exit code."""
         return self.root / "status.json"
+
+    @property
+    def lock(self) -> Path:
+        """Locked by the launch that writes to the folder."""
+        return self.root / ".lock"
 
     @property
     def metrics(self) -> Path:

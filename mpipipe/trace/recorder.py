@@ -30,6 +30,7 @@ class Recorder:
 
     __slots__ = (
         "_buffer",
+        "_capacity",
         "_failed",
         "_fresh",
         "_last_flush_ns",
@@ -50,10 +51,11 @@ class Recorder:
     def __init__(self, writer: TraceWriter | None, *, capacity: int = 16384) -> None:
         if capacity < 1:
             raise ValueError(f"capacity is {capacity}; at least one event must fit")
-        self._writer = writer
+        self._writer: TraceWriter | None = None
         self._record_bytes = EVENT_STRUCT.size
-        self._buffer = bytearray(capacity * EVENT_STRUCT.size if writer else 0)
-        self._limit = len(self._buffer)
+        self._capacity = capacity
+        self._buffer = bytearray()
+        self._limit = 0
         self._position = 0
         self._pack_into = EVENT_STRUCT.pack_into
         self._pending_steps: list[tuple[int, int, int, int, float | None, int]] = []
@@ -66,6 +68,14 @@ class Recorder:
         self.first_start_ns = 0
         self.last_end_ns = 0
         self.dropped_events = 0
+        if writer is not None:
+            self.attach(writer)
+
+    def attach(self, writer: TraceWriter) -> None:
+        """Keep what is recorded from here on, for a recorder made without a writer."""
+        self._writer = writer
+        self._buffer = bytearray(self._capacity * self._record_bytes)
+        self._limit = len(self._buffer)
 
     def begin_step(self, step: int, table: int) -> None:
         """Events from here on belong to ``step`` and to the schedule table ``table``; the step's sums start at

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,14 +10,22 @@ from pathlib import Path
 
 import torch
 
-from mpipipe.collectives import all_gather_objects
 from mpipipe.config import Config
 from mpipipe.data import TokenSource
-from mpipipe.errors import ConfigError, DataError, MpipipeError, SetupError
+from mpipipe.errors import DataError, MpipipeError
 from mpipipe.formats.paths import RunPaths
-from mpipipe.lifecycle import State, TimeLimit, write_status
+from mpipipe.lifecycle import RunLock, State, TimeLimit, write_status
 from mpipipe.model import gpt2_layers, token_loss
 from mpipipe.trainer.feed import Nested
+from mpipipe.trainer.folder import (
+    Metrics,
+    check_resume_folder,
+    claim,
+    finished_before,
+    keep_config,
+    on_first_rank,
+    refuse_used_folder,
+)
 from mpipipe.trainer.report import StepReport, finite_or_none
 from mpipipe.trainer.trainer import Trainer
 from mpipipe.transport import Transport
@@ -92,64 +98,6 @@ def _validation_batches(config: Config, source: TokenSource, trainer: Trainer) -
         yield _batch(source, trainer, first, min(size, last - first))
 
 
-def _on_first_rank(transport: Transport, paths: RunPaths, action: Callable[[], object]) -> object:
-    """What ``action`` gives on rank 0, JSON-able. Raises the same ``SetupError`` on every rank for an ``OSError``."""
-    result, trouble = None, None
-    if transport.rank == 0:
-        try:
-            result = action()
-        except OSError as error:
-            trouble = f"run.dir: {paths.root} can't be used: {error}"
-    result, trouble = all_gather_objects(transport, [result, trouble])[0]
-    if trouble:
-        raise SetupError(trouble)
-    return result
-
-
-def _refuse_used_folder(paths: RunPaths, transport: Transport) -> None:
-    """Raise ``ConfigError`` for a folder with an earlier run."""
-    if _on_first_rank(transport, paths, lambda: bool(paths.checkpoint_steps()) or paths.metrics.exists()):
-        raise ConfigError(
-            f'{paths.root} holds an earlier run, and resume is "never": nothing is written over it',
-            key="run.dir",
-            allowed='another folder, or run.resume = "auto"',
-        )
-
-
-def _keep_config(config: Config, paths: RunPaths) -> None:
-    part = paths.config.with_name(paths.config.name + ".part")
-    part.write_text(config.to_toml(), encoding="utf-8")
-    os.replace(part, paths.config)
-
-
-class _Metrics:
-    """``metrics.jsonl``: one line a step, written by rank 0."""
-
-    def __init__(self, path: Path, writes: bool) -> None:
-        self._path = path
-        self._writes = writes
-
-    def rewind(self, step: int) -> None:
-        """Drop the lines of steps after ``step``: they are done again. A line cut short by a kill goes too."""
-        if not self._writes or not self._path.exists():
-            return
-        kept = []
-        for line in self._path.read_text(encoding="utf-8").splitlines():
-            try:
-                if json.loads(line)["step"] <= step:
-                    kept.append(line + "\n")
-            except (ValueError, KeyError, TypeError):
-                continue
-        part = self._path.with_name(self._path.name + ".part")
-        part.write_text("".join(kept), encoding="utf-8")
-        os.replace(part, self._path)
-
-    def write(self, line: dict[str, object]) -> None:
-        if self._writes:
-            with self._path.open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(line, allow_nan=False) + "\n")
-
-
 def train_run(
     config: Config, transport: Transport, *, resume: str | None = None, report: Report | None = None
 ) -> TrainOutcome:
@@ -158,15 +106,25 @@ def train_run(
     ``resume``: ``"auto"``, ``"never"`` or a checkpoint's folder; default ``run.resume``. ``report`` gets one dict a
     step and one for each evaluation, on every rank. ``status.json`` says in the end how the run ended.
     """
-    paths = RunPaths(Path(config.run.dir))
+    paths, lock = RunPaths(Path(config.run.dir)), RunLock(RunPaths(Path(config.run.dir)).lock)
     resume = resume or config.run.resume
     if resume == "never":
-        _refuse_used_folder(paths, transport)
+        refuse_used_folder(paths, transport)
+    elif resume != "auto":
+        check_resume_folder(Path(resume), paths, transport)
+    report = report or (lambda line: None)
+    if resume == "auto" and (before := finished_before(config, paths, transport)) is not None:
+        report({"event": "finished", "step": before[0], "steps": config.run.steps})
+        return TrainOutcome(0, before[0], None, None, before[1])
+    if on_first_rank(transport, paths, paths.root.is_dir):
+        claim(lock, paths, transport)
     try:
-        return _train(config, paths, transport, resume, report or (lambda line: None))
+        return _train(config, paths, lock, transport, resume, report)
     except BaseException as error:
         _note_failure(error, paths, transport.rank)
         raise
+    finally:
+        lock.release()
 
 
 def _note_failure(error: BaseException, paths: RunPaths, rank: int) -> None:
@@ -181,18 +139,20 @@ def _note_failure(error: BaseException, paths: RunPaths, rank: int) -> None:
         _log.warning("%s can't be written: %s", paths.status, trouble)
 
 
-def _train(config: Config, paths: RunPaths, transport: Transport, resume: str, report: Report) -> TrainOutcome:
+def _train(
+    config: Config, paths: RunPaths, lock: RunLock, transport: Transport, resume: str, report: Report
+) -> TrainOutcome:
     limit = TimeLimit(config.run.time_limit_s)
     config.require("data.train")
     source = _source(config, "train")
     validation = _source(config, "validation") if config.data.validation else None
-    _on_first_rank(transport, paths, lambda: paths.checkpoints.mkdir(parents=True, exist_ok=True))
     trainer = _trainer(config, transport)
     try:
         if resume != "never":
             trainer.restore(None if resume == "auto" else resume)
-        _on_first_rank(transport, paths, lambda: _keep_config(config, paths))
-        run = _Run(trainer, source, validation, _Metrics(paths.metrics, transport.rank == 0), limit, report)
+        claim(lock, paths, transport)
+        on_first_rank(transport, paths, lambda: keep_config(config, paths))
+        run = _Run(trainer, source, validation, Metrics(paths.metrics, transport.rank == 0), limit, report)
         outcome = run.to_the_end()
     except BaseException:
         trainer.recorder.close(complete=False)
@@ -212,7 +172,7 @@ class _Run:
         trainer: Trainer,
         source: TokenSource,
         validation: TokenSource | None,
-        metrics: _Metrics,
+        metrics: Metrics,
         limit: TimeLimit,
         report: Report,
     ) -> None:
@@ -298,10 +258,12 @@ def eval_run(config: Config, transport: Transport, *, resume: str | None = None)
     on disk. Collective.
     """
     config.require("data.validation")
+    wanted = resume or config.run.resume
+    if wanted not in ("auto", "never"):
+        check_resume_folder(Path(wanted), RunPaths(Path(config.run.dir)), transport)
     source = _source(config, "validation")
     silent = config.model_copy(update={"trace": config.trace.model_copy(update={"enabled": False})})
     trainer = _trainer(silent, transport)
-    wanted = resume or config.run.resume
     step = trainer.restore(None if wanted == "auto" else wanted) if wanted != "never" else 0
     loss = trainer.evaluate(_validation_batches(config, source, trainer))
     sequences = (

@@ -7,6 +7,7 @@ for bit.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -129,13 +130,22 @@ def check_groups(groups: Sequence[TiedGroup], modules: Mapping[str, nn.Module], 
     for group in groups:
         for name in group.names:
             if name not in known:
-                raise ConfigError(f"tied: no layer has a parameter {name!r}")
+                raise ConfigError(
+                    f"tied: no layer has a parameter {name!r}", nearest=_nearest(name, modules, transport)
+                )
             if known[name] != known[group.names[0]]:
                 one, other = (
                     f"{part} ({tuple(known[part][0])}, {'trained' if known[part][1] else 'frozen'})"
                     for part in (group.names[0], name)
                 )
                 raise ConfigError(f"tied: {one} and {other} can't be one weight")
+
+
+def _nearest(name: str, modules: Mapping[str, nn.Module], transport: Transport) -> str | None:
+    """Collective. The parameter of any rank whose name is most like ``name``, or None."""
+    mine = [f"{layer}.{key}" for layer, module in modules.items() for key, _ in module.named_parameters()]
+    everyone = [known for part in all_gather_objects(transport, mine) for known in part]
+    return next(iter(difflib.get_close_matches(name, everyone, n=1)), None)
 
 
 def share_values(group: TiedGroup, transport: Transport, device: Device) -> None:

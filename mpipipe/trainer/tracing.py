@@ -10,21 +10,17 @@ from mpipipe.config import Config
 from mpipipe.errors import SetupError
 from mpipipe.formats.paths import RunPaths
 from mpipipe.formats.trace import TraceWriter
-from mpipipe.trace import Recorder
 from mpipipe.trainer.build import LayerList, RankModel
 from mpipipe.transport import Transport
 
 
-def open_recorder(
+def open_trace(
     config: Config, paths: RunPaths, transport: Transport, model: RankModel, layers: LayerList
-) -> Recorder:
-    """A recorder into a new segment of the run folder, or one that keeps nothing (``trace.enabled = false``).
-    Collective.
+) -> TraceWriter:
+    """This rank's file in a new segment of the run folder. Collective.
 
     Raises ``SetupError`` on every rank when one of them can't write there.
     """
-    if not config.trace.enabled:
-        return Recorder(None)
     proposal = [paths.next_segment(), secrets.token_hex(8)] if transport.rank == 0 else None
     segment, run_id = all_gather_objects(transport, proposal)[0]
     header: dict[str, object] = {
@@ -51,7 +47,8 @@ def open_recorder(
             f"the trace can't be written in {paths.trace_segment(segment)}: {'; '.join(troubles[:3])}. "
             "Set run.dir to a folder that every rank can write to, or trace.enabled = false"
         )
-    return Recorder(writer)
+    assert writer is not None
+    return writer
 
 
 def _model_rows(config: Config, model: RankModel, layers: LayerList) -> list[dict[str, object]]:

@@ -32,7 +32,7 @@ from mpipipe.trainer.build import Layer, LayerList, build_rank_model
 from mpipipe.trainer.feed import Nested, TensorFeed
 from mpipipe.trainer.report import StepReport, reason_to_skip, refuse_difference
 from mpipipe.trainer.saving import Saver
-from mpipipe.trainer.tracing import open_recorder
+from mpipipe.trainer.tracing import open_trace
 from mpipipe.transport import Transport, open_world
 
 _log = logging.getLogger(__name__)
@@ -103,7 +103,9 @@ class Trainer:
         self.model = build_rank_model(self.config, model, loss_fn, placement, self.transport, self._device)
         self.optimizer = AdamW(self.model.parameters, self.config)
         self.paths = RunPaths(Path(self.config.run.dir))
-        self.recorder = open_recorder(self.config, self.paths, self.transport, self.model, model)
+        self.recorder = Recorder(None)
+        self._layers = model
+        self._traced = False
         self._silent = Recorder(None)
         self._engine = Engine(self.transport, self._device, self.recorder, self.model.stages, len(placement))
         self.saver = Saver(self.config, self.paths, self.transport, self.model, self.optimizer, self.recorder)
@@ -298,7 +300,7 @@ class Trainer:
             table = self._build_table(m)
             verify(table)
             self._tables[m] = (len(self._tables), compile_program(table, self.transport.rank))
-            self.recorder.add_schedule(len(self._tables) - 1, table.rows(), table.placement, table.name)
+            self._record_table(len(self._tables) - 1, table)
         return self._tables[m]
 
     def _evaluation_program(self, m: int) -> RankProgram:
@@ -308,10 +310,22 @@ class Trainer:
         return self._evaluation_programs[m]
 
     def _step_recorder(self) -> Recorder:
+        """The trace's recorder if this step is to be traced, else one that keeps nothing. The first traced step opens
+        the files: a launch that does no step leaves none.
+        """
         trace, step = self.config.trace, self.step_index + 1
-        wanted = step >= trace.first_step and (trace.last_step is None or step <= trace.last_step)
+        wanted = trace.enabled and step >= trace.first_step and (trace.last_step is None or step <= trace.last_step)
+        if wanted and not self._traced:
+            self._traced = True
+            self.recorder.attach(open_trace(self.config, self.paths, self.transport, self.model, self._layers))
+            self._synchronize_clocks()
+            for table_id, program in self._tables.values():
+                self._record_table(table_id, program.table)
         self._engine.recorder = self.recorder if wanted else self._silent
         return self._engine.recorder
+
+    def _record_table(self, table_id: int, table: ScheduleTable) -> None:
+        self.recorder.add_schedule(table_id, table.rows(), table.placement, table.name)
 
     def _synchronize_clocks(self) -> None:
         sample = collectives.compare_clocks(self.transport)

@@ -13,9 +13,10 @@ import tiny
 from mpipipe import lifecycle
 from mpipipe.config import Config
 from mpipipe.data import build_byte_tokens
-from mpipipe.errors import CheckpointError, CheckpointNotFoundError, ConfigError, DataError, SetupError
+from mpipipe.errors import CheckpointError, ConfigError, DataError, SetupError
 from mpipipe.formats.checkpoint import list_checkpoints, read_manifest
 from mpipipe.formats.paths import RunPaths
+from mpipipe.lifecycle import RunLock
 from mpipipe.trainer import TrainOutcome, eval_run, train_run
 from mpipipe.transport import Transport, run_ranks
 
@@ -165,10 +166,31 @@ def test_resuming_from_a_named_checkpoint_of_another_run(tokens: Path, whole: Pa
     run(2, config(tokens, tmp_path / "run"), resume=str(folder))
     assert facts(tmp_path / "run") == facts(whole)[3:]
     assert checksums(tmp_path / "run", 6) == checksums(whole, 6)
-    with pytest.raises(CheckpointNotFoundError):
-        run(2, config(tokens, tmp_path / "other"), resume=str(tmp_path / "nowhere"))
-    ended = status(tmp_path / "other")
-    assert (ended["state"], ended["exit_code"]) == ("failed", 2)
+    for wrong, problem in ((tmp_path / "nowhere", "does not exist"), (whole, "is a run folder: name one of its")):
+        with pytest.raises(ConfigError, match=problem):
+            run(2, config(tokens, tmp_path / "other"), resume=str(wrong))
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_finished_run_has_nothing_left_to_do(tokens: Path, tmp_path: Path) -> None:
+    done = run(2, config(tokens, tmp_path))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    said: list[dict[str, object]] = []
+    again = run(3, config(tokens, tmp_path), report=said.append)
+    assert (again.exit_code, again.step, again.checkpoint) == (0, done.step, done.checkpoint)
+    assert [line["event"] for line in said] == ["finished"] * 3
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_folder_in_which_another_launch_writes_is_refused(tokens: Path, tmp_path: Path) -> None:
+    lock = RunLock(RunPaths(tmp_path).lock)
+    assert lock.acquire() is None
+    RunPaths(tmp_path).status.write_text("of the other launch")
+    with pytest.raises(ConfigError, match=r"another launch is writing to .*host .*, process \d+"):
+        run(2, config(tokens, tmp_path))
+    assert RunPaths(tmp_path).status.read_text() == "of the other launch"
+    lock.release()
+    assert run(2, config(tokens, tmp_path)).exit_code == 0
 
 
 def test_a_time_limit_stops_with_75_and_the_run_goes_on(

@@ -25,7 +25,8 @@ class ConfigError(MpipipeError, ValueError):
     """A run file, a ``--set`` or a command-line value that can't be used.
 
     Attributes: ``file`` (the run file or ``"--set"``), ``key`` (dotted, as the user writes it), ``value``, ``allowed``
-    (what would be accepted, in words or as a list), ``nearest`` (the nearest known key, for an unknown one).
+    (what would be accepted, in words or as a list), ``nearest`` (the nearest known key, for an unknown one). The text
+    begins with file and key; the key is left out where ``problem`` itself begins with it.
     """
 
     seen_alike = True
@@ -50,7 +51,8 @@ class ConfigError(MpipipeError, ValueError):
         super().__init__(self._text())
 
     def _text(self) -> str:
-        where = ": ".join(part for part in (self.file, self.key) if part)
+        key = None if self.key and self.problem.startswith(f"{self.key} ") else self.key
+        where = ": ".join(part for part in (self.file, key) if part)
         text = f"{where}: {self.problem}" if where else self.problem
         if self.nearest:
             text += f". Did you mean '{self.nearest}'?"
@@ -172,6 +174,7 @@ class CheckpointMismatchError(CheckpointError, ValueError):
     """The checkpoint belongs to another model: missing, unexpected or differently shaped tensors."""
 
     seen_alike = True
+    exit_code = 2
 
 
 class TraceFormatError(MpipipeError, ValueError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -18,25 +19,48 @@ PARAMETERS = "/parameters/"
 _NUM_BYTES = 256
 
 
-def generate(run_dir: str | Path, prompt: str, max_tokens: int, checkpoint_step: int | None = None) -> str:
-    """The text that the model finds most probable after ``prompt``, without the prompt: ``max_tokens`` tokens, one a
-    byte.
+def generate(
+    run_dir: str | Path,
+    prompt: str,
+    max_tokens: int,
+    checkpoint_step: int | None = None,
+    *,
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> str:
+    """What the model writes after ``prompt``, without the prompt: ``max_tokens`` tokens, one a byte.
 
-    At each token the most probable one is taken, of equals the smaller id; the model sees the last model.sequence
-    tokens; bytes that are no UTF-8 become U+FFFD. ``checkpoint_step``: the newest usable checkpoint by default. The
-    model is that of the run file kept in the checkpoint, computed in float32 on the CPU.
+    With ``temperature`` 0 each token is the most probable one, of equals the smaller id. Above 0 it is drawn from the
+    softmax of the scores over ``temperature`` (1: the model's own probabilities), by a generator of its own: one
+    ``seed``, one text. The model sees the last model.sequence tokens; bytes that are no UTF-8 become U+FFFD.
+    ``checkpoint_step``: the newest usable checkpoint by default. The model is that of the run file kept in the
+    checkpoint, computed in float32 on the CPU.
 
     Raises CheckpointNotFoundError, the errors of reading a checkpoint, CheckpointMismatchError where its parameters
-    are not exactly those of its model, ConfigError for an empty prompt or a vocabulary that is not of bytes.
+    are not exactly those of its model, ConfigError for an empty prompt, a vocabulary that is not of bytes, and a number
+    that can't be used.
     """
+    _check_numbers(max_tokens, temperature, seed)
     folder = find_checkpoint(run_dir, checkpoint_step)
     manifest = read_manifest(folder)
     config = Config.from_toml(manifest.config_text, file=str(folder))
     tokens = prompt_tokens(prompt, config.needed_model().vocab)
-    if max_tokens < 0:
-        raise ConfigError("fewer than no tokens asked for", key="max_tokens", value=max_tokens, allowed="0 or more")
     layers = load_layers(folder, manifest, gpt2_layers(config.needed_model(), config.run.seed))
-    return continue_bytes(layers, tokens, max_tokens, config.needed_model().sequence)
+    choose = sampler(temperature, seed)
+    return continue_bytes(layers, tokens, max_tokens, config.needed_model().sequence, choose)
+
+
+def _check_numbers(max_tokens: int, temperature: float, seed: int) -> None:
+    if max_tokens < 0:
+        raise ConfigError(f"{max_tokens} tokens were asked for", value=max_tokens, allowed="max_tokens of 0 or more")
+    if not 0 <= temperature < math.inf:
+        raise ConfigError(
+            f"a temperature of {temperature:g} was asked for",
+            value=temperature,
+            allowed="0, always the most probable byte, or a number above 0",
+        )
+    if not 0 <= seed < 2**63:
+        raise ConfigError(f"a seed of {seed} was asked for", value=seed, allowed="a whole number, 0 to 2^63 - 1")
 
 
 def find_checkpoint(run_dir: str | Path, step: int | None) -> Path:
@@ -64,11 +88,10 @@ def prompt_tokens(prompt: str, vocab: int) -> list[int]:
         )
     tokens = list(prompt.encode())
     if not tokens:
-        raise ConfigError("the prompt is empty", key="prompt", value=prompt, allowed="at least one character")
+        raise ConfigError("the prompt is empty", value=prompt, allowed="at least one character")
     if max(tokens) >= vocab:
         raise ConfigError(
             f"the prompt holds the byte {max(tokens)}, which model.vocab = {vocab} does not have",
-            key="prompt",
             value=prompt,
             allowed=f"text of bytes below {vocab}",
         )
@@ -112,10 +135,28 @@ def load_layers(folder: Path, manifest: Manifest, model: ModelLayers) -> list[nn
     return layers
 
 
+def sampler(temperature: float, seed: int) -> Callable[[Tensor], int]:
+    """What chooses a token from its scores (vocab,): the largest for ``temperature`` 0, else a draw from the softmax
+    of the scores over it, taken in float64.
+    """
+    if temperature == 0:
+        return lambda scores: int(scores.argmax())
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(scores: Tensor) -> int:
+        exact = scores.double()
+        probabilities = torch.softmax((exact - exact.max()) / temperature, dim=0)
+        return int(torch.multinomial(probabilities, 1, generator=generator))
+
+    return draw
+
+
 @torch.no_grad()
-def continue_bytes(layers: list[nn.Module], tokens: list[int], max_tokens: int, sequence: int) -> str:
-    """Greedy continuation of ``tokens`` by ``max_tokens`` bytes, decoded; the context is the last ``sequence``
-    tokens.
+def continue_bytes(
+    layers: list[nn.Module], tokens: list[int], max_tokens: int, sequence: int, choose: Callable[[Tensor], int]
+) -> str:
+    """``tokens`` continued by ``max_tokens`` bytes that ``choose`` takes, decoded; the context is the last
+    ``sequence`` tokens.
     """
     found: list[int] = []
     for _ in range(max_tokens):
@@ -125,5 +166,5 @@ def continue_bytes(layers: list[nn.Module], tokens: list[int], max_tokens: int, 
         scores = x[0, -1]
         if not math.isfinite(float(scores.sum())):
             raise CheckpointError(f"the model gives scores that are not finite at token {len(found)}")
-        found.append(int(scores.argmax()))
+        found.append(choose(scores))
     return bytes(found).decode("utf-8", errors="replace")

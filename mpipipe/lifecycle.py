@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import logging
+import math
 import os
 import socket
 import time
@@ -25,10 +26,17 @@ def write_status(path: Path, state: State, *, exit_code: int | None, **fields: o
     ``exit_code``: what the job's processes exit with, None while it runs. Launchers change exit codes; this file does
     not.
     """
-    status = {"state": state, "exit_code": exit_code, **fields, "host": socket.gethostname(), "time": time.time()}
+    given = {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in fields.items()
+    }
+    status = {"state": state, "exit_code": exit_code, **given, "host": socket.gethostname(), "time": time.time()}
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    part.write_text(json.dumps(status, indent=1) + "\n", encoding="utf-8")
-    os.replace(part, path)
+    try:
+        part.write_text(json.dumps(status, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        os.replace(part, path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
 
 
 class TimeLimit:

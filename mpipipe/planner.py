@@ -14,6 +14,7 @@ from typing import Any
 from mpipipe.config import Config
 from mpipipe.partition import LayerDescription, Partition, describe_gpt2, make_partition
 from mpipipe.schedule import Costs, ScheduleTable, Simulation, build, formulas, simulate
+from mpipipe.units import counted
 
 ENOUGH_MICROBATCHES_PER_RANK = 4
 """With four microbatches a rank and one chunk, at most a fifth of the time is spent waiting."""
@@ -72,9 +73,10 @@ class PlanReport:
     def __str__(self) -> str:
         peaks = " ".join(str(peak) for peak in self.peak_activations)
         lines = [
-            f"schedule {self.schedule}: {self.num_ranks} ranks, {self.chunks_per_rank} chunks a rank, "
-            f"{self.num_microbatches} microbatches a step",
+            f"schedule {self.schedule}: {counted(self.num_ranks, 'rank')}, {counted(self.chunks_per_rank, 'chunk')} "
+            f"a rank, {counted(self.num_microbatches, 'microbatch', 'es')} a step",
             str(self.partition),
+            f"the same as a list: pipeline.partition = {list(self.partition.sizes)}",
             f"predicted: makespan {self.makespan:.4g} forwards of an average stage (at least {self.lower_bound:.4g}), "
             f"bubble fraction {self.bubble_fraction:.3f}",
             f"activations kept at once, in microbatches of one chunk, by rank: {peaks}",
@@ -144,7 +146,8 @@ def advice(num_ranks: int, chunks_per_rank: int, num_microbatches: int, schedule
     if num_microbatches >= enough:
         return []
     then = formulas.bubble_fraction(schedule, num_ranks, chunks_per_rank, enough)
+    found = f"{counted(num_microbatches, 'microbatch', 'es')} on {num_ranks} ranks"
     return [
-        f"{num_microbatches} microbatches on {num_ranks} ranks are few: for equal stages the bubble fraction is "
+        f"{found} {'is' if num_microbatches == 1 else 'are'} few: for equal stages the bubble fraction is "
         f"{now:.3f}, with {enough} microbatches (4 a rank) {then:.3f}; raise batch.sequences or lower batch.microbatch"
     ]

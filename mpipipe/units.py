@@ -77,6 +77,11 @@ def format_seconds(seconds: float) -> str:
     return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
 
 
+def counted(number: int, noun: str, plural: str = "s") -> str:
+    """A number with its noun, for reading: ``1 rank``, ``2 ranks``; ``plural`` is what is put behind the noun."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}{plural}"
+
+
 def format_bytes(nbytes: float) -> str:
     """A size for reading in powers of 1024: ``512 B``, ``1.50 KiB``, ``80.0 GiB``."""
     if nbytes < 0:

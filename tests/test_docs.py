@@ -233,22 +233,29 @@ def test_the_training_example_trains(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(run_file, encoding="utf-8")
     (tmp_path / "train.py").write_text(blocks(README, "python")[0], encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "train.py"],
-        cwd=tmp_path,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    printed = [line.split() for line in done.stdout.splitlines()]
+
+    def start() -> list[str]:
+        done = subprocess.run(
+            [sys.executable, "train.py"],
+            cwd=tmp_path,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    begin, *lines = start()
+    assert begin == "starts at step 0"
+    printed = [line.split() for line in lines]
     assert [int(step) for step, _ in printed] == [50, 100, 150, 200]
     assert float(printed[-1][1]) < float(printed[0][1]) / 2
     saved = sorted(path.name for path in (tmp_path / "runs" / "run" / "checkpoints").iterdir())
     assert saved == ["step-00000100", "step-00000200"]
+    assert start() == ["starts at step 200"]
 
 
 # --- docs/formats.md ---

@@ -85,8 +85,8 @@ if cores < 4:
     print(f"4 ranks share {cores} cores here, so they wait longer than ranks with a core or GPU each")'
 mpipipe trace report "$run" --segment 1 -o "$run/reports"
 
-say "6 of 6: what the model writes on; a small model, and always its most probable byte"
-mpipipe generate "$run" --prompt "    def __init__(self" --max-tokens 60
+say "6 of 6: what the model writes on, drawn at temperature 0.7"
+mpipipe generate "$run" --prompt "    def __init__(self" --max-tokens 200 --temperature 0.7
 
 say "done in $(($(date +%s) - started)) s"
 figure() { grep "$1" "$2" | tail -n 1 | sed "s/.*$1 //"; }
@@ -105,5 +105,5 @@ printf '%s\n' \
     "  mpipipe plan $config --ranks 4" \
     "  mpipipe trace summary $run --segment 1      # the launch on 4 ranks; 2 is the one on 2" \
     "  mpipipe checkpoint list $run" \
-    "  mpipipe generate $run --prompt 'class '" \
+    "  mpipipe generate $run --prompt 'class ' --temperature 0.7" \
     "  mpirun -n 4 mpipipe train jobs/configs/tiny.toml --set data.train=$out/train.h5    # a run file to copy; docs/run_file.md has every key"

@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from mpipipe.analysis.causality import count_causality_violations
 from mpipipe.analysis.clocks import correct
-from mpipipe.errors import TraceFormatError
+from mpipipe.analysis.segments import check_asked, is_segment, ranges, ranks_text, segment_text, segments_in
+from mpipipe.errors import ConfigError, TraceFormatError
 from mpipipe.formats.paths import RunPaths, trace_files
 from mpipipe.formats.trace import COMPUTE_KINDS, LAST_COMPUTE_KIND, TraceFile, read_trace
 from mpipipe.schedule import ScheduleTable
@@ -49,10 +50,13 @@ class Segment:
     ``ranks``: by rank, those that could be used. ``steps``: those that every one of them finished and kept whole;
     ``left_out``: the others, with the reason. ``tables``: by id. ``causality``: (receives that end before their send
     began by more than the clocks' error, receives that could be matched). ``warnings``: what is missing, doubled,
-    foreign, lost or unsure.
+    foreign, lost or unsure. ``number``: of the launch, None if neither folder nor files tell it. ``segments``: number
+    of ranks that left a file, by segment of the run folder; empty if a segment's own folder was read.
     """
 
     path: Path
+    number: int | None
+    segments: dict[int, int]
     world_size: int
     p: int
     v: int
@@ -71,27 +75,76 @@ class Segment:
         row = next(iter(self.ranks.values())).row_of(step)
         return None if row is None else self.tables.get(int(row["table"]))
 
+    def require_step(self, step: int) -> None:
+        """Raise ConfigError (key ``--step``) unless the step is whole on all ranks."""
+        if step in self.steps:
+            return
+        why = f"is not whole on all ranks: {self.left_out[step]}" if step in self.left_out else "is not in it"
+        allowed = ranges(self.steps) if self.steps else "none: no step of this segment is whole on all ranks"
+        raise ConfigError(f"{self.path}: step {step} {why}", key="--step", value=step, allowed=allowed)
+
+    def text(self) -> str:
+        """``segment 1 of 2 (4 ranks); --segment N for another``."""
+        return segment_text(self.number, self.segments, len(self.ranks), self.world_size)
+
 
 def load_segment(run_dir: str | Path, segment: int | None = None, *, allow_uncalibrated: bool = False) -> Segment:
-    """Read a launch's traces: the newest of a run folder, number ``segment`` of it, or a segment's own folder.
+    """Read a launch's traces: number ``segment`` of a run folder, or a segment's own folder; by default the last
+    segment of the run folder that holds a step whole on all ranks (``warnings`` name those passed over).
 
-    Raises TraceFormatError when there is no trace, none can be read, or a rank other than 0 has no clock samples and
+    Raises ConfigError when the folder has no trace or not that segment; TraceFormatError when none can be read, when no
+    segment of the run holds a whole step and none was asked for, or when a rank other than 0 has no clock samples and
     ``allow_uncalibrated`` is false (with it its clock counts as equal to rank 0's: right only on one host).
     """
-    folder = _folder(Path(run_dir), segment)
+    run = Path(run_dir)
+    if segment is None and is_segment(run):
+        loaded = _load(run, None, {})
+    else:
+        found = segments_in(run)
+        check_asked(run, segment, found)
+        loaded = (
+            _last_with_a_step(run, found)
+            if segment is None
+            else _load(RunPaths(run).trace_segment(segment), segment, found)
+        )
+    _check_calibrated(loaded, allow_uncalibrated)
+    return loaded
+
+
+def _last_with_a_step(run: Path, found: dict[int, int]) -> Segment:
+    passed: list[str] = []
+    for number in sorted(found, reverse=True):
+        name = f"segment {number} ({ranks_text(found[number], found[number])})"
+        try:
+            loaded = _load(RunPaths(run).trace_segment(number), number, found)
+        except TraceFormatError as error:
+            passed.append(f"{name}: {error}")
+            continue
+        if loaded.steps:
+            loaded.warnings.extend(f"passed over, having no step whole on all ranks: {text}" for text in passed)
+            return loaded
+        reasons = "; ".join(f"step {step} {why}" for step, why in list(loaded.left_out.items())[:3])
+        passed.append(f"{name}: no whole step of {len(loaded.left_out)} begun" + (f" ({reasons})" if reasons else ""))
+    raise TraceFormatError(f"{run}: no step is whole on all ranks in any segment; " + "; ".join(reversed(passed)))
+
+
+def _check_calibrated(segment: Segment, allow_uncalibrated: bool) -> None:
+    bare = [rank for rank, one in segment.ranks.items() if rank and not len(one.trace.clock)]
+    if bare and not allow_uncalibrated:
+        raise TraceFormatError(
+            f"{segment.ranks[bare[0]].trace.path}: group /clock: no samples, so the clocks of ranks {_listed(bare)} "
+            "can't be compared with rank 0's; pass allow_uncalibrated=True (--allow-uncalibrated) if all ran on one "
+            "host"
+        )
+    if bare:
+        segment.warnings.append(f"ranks {_listed(bare)}: clock not compared with rank 0's, taken as equal")
+
+
+def _load(folder: Path, number: int | None, segments: dict[int, int]) -> Segment:
     warnings: list[str] = []
     traces = _one_run(_readable(folder, warnings), warnings)
     if not traces:
         raise TraceFormatError(f"{folder}: no readable trace file; " + "; ".join(warnings))
-    uncalibrated = [rank for rank, trace in traces.items() if rank and not len(trace.clock)]
-    if uncalibrated and not allow_uncalibrated:
-        raise TraceFormatError(
-            f"{traces[uncalibrated[0]].path}: group /clock: no samples, so the clocks of ranks {_listed(uncalibrated)} "
-            "can't be compared with rank 0's; pass allow_uncalibrated=True (--allow-uncalibrated) if all ran on one "
-            "host"
-        )
-    if uncalibrated:
-        warnings.append(f"ranks {_listed(uncalibrated)}: clock not compared with rank 0's, taken as equal")
     first = next(iter(traces.values()))
     world_size, p = int(first.attributes["world_size"]), int(first.attributes["p"])
     ranks = {rank: _corrected(trace, p, warnings) for rank, trace in traces.items()}
@@ -101,12 +154,16 @@ def load_segment(run_dir: str | Path, segment: int | None = None, *, allow_uncal
     tables = _tables(traces)
     steps, left_out = _whole_steps(ranks, tables)
     if left_out:
-        warnings.append(f"steps {_listed(sorted(left_out))} are not complete on all ranks and are left out")
+        warnings.append(f"steps {ranges(left_out)} are not complete on all ranks and are left out")
     causality = count_causality_violations(ranks, steps, tables, p)
     if causality[0]:
         warnings.append(f"{causality[0]} of {causality[1]} receives end before their send began: clocks are unsure")
+    if number is None and "segment" in first.attributes:
+        number = int(first.attributes["segment"])
     return Segment(
         path=folder,
+        number=number,
+        segments=segments,
         world_size=world_size,
         p=p,
         v=int(first.attributes["v"]),
@@ -120,20 +177,6 @@ def load_segment(run_dir: str | Path, segment: int | None = None, *, allow_uncal
         config=first.config,
         warnings=warnings,
     )
-
-
-def _folder(run_dir: Path, segment: int | None) -> Path:
-    if not run_dir.is_dir():
-        raise TraceFormatError(f"{run_dir}: no such folder; give a run's folder or a segment's")
-    if segment is None and trace_files(run_dir):
-        return run_dir
-    run = RunPaths(run_dir)
-    numbers = run.segments()
-    if not numbers:
-        raise TraceFormatError(f"{run_dir}: no trace in it; was trace.enabled = false?")
-    if segment is not None and segment not in numbers:
-        raise TraceFormatError(f"{run_dir}: no trace segment {segment}; found {_listed(numbers)}")
-    return run.trace_segment(numbers[-1] if segment is None else segment)
 
 
 def _readable(folder: Path, warnings: list[str]) -> dict[int, TraceFile]:

@@ -4,12 +4,13 @@ axis."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from mpipipe.analysis.load import Segment
+from mpipipe.analysis.segments import place_text
 from mpipipe.analysis.summary import averaged_steps, measured_bubble, measured_costs, step_bounds
 from mpipipe.errors import MissingDependencyError, TraceFormatError
 from mpipipe.formats.trace import COMPUTE_KINDS, LAST_COMPUTE_KIND, LAST_PIPELINE_KIND, EventKind
@@ -18,77 +19,97 @@ from mpipipe.schedule.draw_png import shade
 
 _IDLE = "#f2f2f2"
 _HATCH = "#bdbdbd"
+_END_HATCH = "#c9a0b4"
 _SEND = "#7b6fb0"
 _OPTIMIZER = "#8c6d31"
 _OTHER = "#9aa5ad"
 _NAMES = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
+_WAIT_STYLE: dict[str, Any] = {"facecolor": "#fafafa", "edgecolor": _HATCH, "hatch": "////", "linewidth": 0}
+_END_STYLE: dict[str, Any] = {"facecolor": "#fdf6f9", "edgecolor": _END_HATCH, "hatch": "\\\\\\\\", "linewidth": 0}
+_NAMED_KINDS = (int(EventKind.OPTIMIZER), int(EventKind.LOSS))  # with a colour of their own, beyond the pipeline's
 _MOST_NUMBERS = 4000
-_SMALLEST_FONT = 4.5
+_SMALLEST_FONT, _COMMON_FONT, _LARGEST_FONT = 5.0, 7.0, 9.0
+_DIGIT, _MARGIN = 0.64, 0.5  # width of a digit, and what a number leaves free in its box, in font sizes
 _WIDTH_INCHES = 14.0
 _BAR = 0.82
 
 
-def draw_spacetime(segment: Segment, step: int, path: str | Path) -> None:
+def draw_spacetime(segment: Segment, step: int, path: str | Path, *, note: str = "") -> None:
     """Write a PNG of ``step``. The simulated half is the step's own table with each stage's mean measured costs.
 
-    Raises TraceFormatError for a step that is not whole on all ranks or has no table; MissingDependencyError without
-    matplotlib.
+    ``note`` stands after the step's number in the title: why this one. Raises ConfigError for a step that is not whole
+    on all ranks, TraceFormatError for one without a table; MissingDependencyError without matplotlib.
     """
-    table = segment.table_of(step) if step in segment.steps else None
+    segment.require_step(step)
+    table = segment.table_of(step)
     if table is None:
-        raise TraceFormatError(f"{segment.path}: no whole step {step} with a schedule table; whole: {segment.steps}")
+        raise TraceFormatError(f"{segment.path}: step {step} has no schedule table, so it can't be simulated beside")
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingDependencyError("drawing a PNG needs matplotlib") from error
-    steps = averaged_steps(segment)[1]
-    simulation = simulate(table, measured_costs(segment, steps))
+    simulation = simulate(table, measured_costs(segment, averaged_steps(segment)[1]))
     start, end = step_bounds(segment, step)
     last = max(_last_end(segment, step) - start, simulation.makespan)
     unit, scale = _unit(last)
     ranks = sorted(segment.ranks)
-    height = min(40.0, 2.6 + 0.36 * (len(ranks) + table.p))
+    height = min(40.0, 3.0 + 0.36 * (len(ranks) + table.p))
     figure = Figure(figsize=(_WIDTH_INCHES, height), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[len(ranks), table.p])
-    font = _font(figure, simulation, last)
+    above: list[_Box] = []
     for place, rank in enumerate(ranks):
-        _measured(upper, place, segment.ranks[rank].events_of(step), start, scale, table, font)
-    _simulated(lower, simulation, scale, font)
+        above += _measured(upper, place, segment.ranks[rank].events_of(step), start, scale, table)
+    below = _simulated(lower, simulation, scale)
     _frame(upper, [f"rank {rank}" for rank in ranks], last / scale)
     _frame(lower, [f"rank {rank}" for rank in range(table.p)], last / scale)
     for axes, until in ((upper, end - start), (lower, simulation.makespan)):
         axes.axvline(until / scale, color="#444444", linewidth=0.8, linestyle=(0, (3, 2)))
-    head = f"step {step}, {table.name}, p={table.p} v={table.v} m={table.m}"
-    took = (end - start) / scale
-    upper.set_title(
-        f"Measured ({head}): {took:.4g} {unit}, bubble fraction {measured_bubble(segment, step):.3f}",
-        loc="left",
-        fontsize=10.5,
+    where = f"{place_text(segment.number, segment.segments)}, " if len(segment.segments) > 1 else ""
+    title = (
+        f"Measured: {where}step {step}" + (f", {note}" if note else "") + "\n"
+        f"this step: {(end - start) / scale:.4g} {unit}, bubble fraction {measured_bubble(segment, step):.3f} "
+        f"({table.name}, p={table.p} v={table.v} m={table.m})"
     )
-    lower.set_title(
+    upper.set_title(title, loc="left", fontsize=10.5)
+    title = (
         f"Simulated with each stage's mean measured costs, messages free: {simulation.makespan / scale:.4g} {unit}, "
-        f"bubble fraction {simulation.bubble_fraction:.3f}",
-        loc="left",
-        fontsize=10.5,
+        f"bubble fraction {simulation.bubble_fraction:.3f}"
     )
+    lower.set_title(title, loc="left", fontsize=10.5)
     shades = f"; light to dark: chunk 0 to {table.v - 1}" if table.v > 1 else ""
     lower.set_xlabel(f"{unit} since the step's first action (number: microbatch{shades}; dashed: end of the pipeline)")
     _legend(figure, segment, step, table)
+    figure.draw_without_rendering()  # lays out: the numbers need the width of the axes
+    _numbers(upper, above, table.v)
+    _numbers(lower, below, table.v)
     figure.savefig(path, format="png")
 
 
+class _Box(NamedTuple):
+    """A drawn compute action, in the axes' units."""
+
+    left: float
+    width: float
+    place: int
+    microbatch: int
+    chunk: int
+
+
 def _measured(
-    axes: Any, place: int, events: npt.NDArray[np.void], start: int, scale: float, table: ScheduleTable, font: float
-) -> None:
+    axes: Any, place: int, events: npt.NDArray[np.void], start: int, scale: float, table: ScheduleTable
+) -> list[_Box]:
+    """Draw one rank's events; its compute actions."""
     t0, length = (events["t0_ns"] - start) / scale, (events["t1_ns"] - events["t0_ns"]) / scale
     kinds = events["kind"]
     waits = (kinds == EventKind.RECV_WAIT) | (kinds == EventKind.SEND_WAIT)
     spans = np.column_stack((t0, length))
     box = (place - _BAR / 2, _BAR)
-    axes.broken_barh(spans[waits], box, facecolor="#fafafa", edgecolor=_HATCH, hatch="////", linewidth=0)
-    others = (kinds > LAST_PIPELINE_KIND) & (kinds != EventKind.OPTIMIZER) & (t0 >= 0)
+    axes.broken_barh(spans[waits], box, **_WAIT_STYLE)
+    for_others = kinds == EventKind.LOSS
+    axes.broken_barh(spans[for_others], box, **_END_STYLE)
+    others = (kinds > LAST_PIPELINE_KIND) & ~np.isin(kinds, _NAMED_KINDS) & (t0 >= 0)
     axes.broken_barh(spans[others], box, facecolor=_OTHER, linewidth=0)
     axes.broken_barh(spans[kinds == EventKind.OPTIMIZER], box, facecolor=_OPTIMIZER, linewidth=0)
     edge = 0.5 if len(events) <= _MOST_NUMBERS else 0.0
@@ -99,13 +120,14 @@ def _measured(
             chosen = (kinds == kind) & (chunks == chunk)
             axes.broken_barh(spans[chosen], box, facecolor=colour, edgecolor="white", linewidth=edge)
     axes.broken_barh(spans[kinds == EventKind.SEND_POST], box, facecolor=_SEND, linewidth=0)
-    if font:
-        for index in np.flatnonzero(kinds <= LAST_COMPUTE_KIND).tolist():
-            middle = float(t0[index] + length[index] / 2)
-            _number(axes, middle, place, int(events["microbatch"][index]), int(chunks[index]), table.v, font)
+    return [
+        _Box(float(t0[at]), float(length[at]), place, int(events["microbatch"][at]), int(chunks[at]))
+        for at in np.flatnonzero(kinds <= LAST_COMPUTE_KIND).tolist()
+    ]
 
 
-def _simulated(axes: Any, simulation: Simulation, scale: float, font: float) -> None:
+def _simulated(axes: Any, simulation: Simulation, scale: float) -> list[_Box]:
+    """Draw the simulated actions; those of all ranks."""
     table = simulation.table
     counts = [0] * table.p
     chunk_of = []
@@ -113,6 +135,7 @@ def _simulated(axes: Any, simulation: Simulation, scale: float, font: float) -> 
         chunk_of.append(counts[rank])
         counts[rank] += 1
     edge = 0.5 if table.num_actions <= _MOST_NUMBERS else 0.0
+    boxes = []
     for rank in range(table.p):
         row = table.row_of(rank)
         spans = np.column_stack((simulation.start[row], simulation.end[row] - simulation.start[row])) / scale
@@ -124,26 +147,44 @@ def _simulated(axes: Any, simulation: Simulation, scale: float, font: float) -> 
                 axes.broken_barh(
                     spans[chosen], (rank - _BAR / 2, _BAR), facecolor=colour, edgecolor="white", linewidth=edge
                 )
-        if font:
-            for (left, width), chunk, microbatch in zip(spans, chunks, table.microbatches[row], strict=True):
-                _number(axes, float(left + width / 2), rank, int(microbatch), int(chunk), table.v, font)
+        for (left, width), chunk, microbatch in zip(spans, chunks, table.microbatches[row], strict=True):
+            boxes.append(_Box(float(left), float(width), rank, int(microbatch), int(chunk)))
+    return boxes
 
 
-def _number(axes: Any, x: float, y: float, microbatch: int, chunk: int, v: int, font: float) -> None:
-    light = v > 1 and chunk < (v - 1) / 2
-    colour = "black" if light else "white"
-    axes.text(x, y, str(microbatch), ha="center", va="center_baseline", fontsize=font, color=colour, clip_on=True)
+def _numbers(axes: Any, boxes: list[_Box], v: int) -> None:
+    """The microbatch in each box that is wide enough for it; the axes are laid out already."""
+    window = axes.get_window_extent()
+    points = 72 / axes.figure.dpi
+    per_unit = window.width * points / float(np.diff(axes.get_xlim())[0])
+    row = window.height * points / abs(float(np.diff(axes.get_ylim())[0])) * _BAR
+    sizes = number_sizes([(box.width * per_unit, box.microbatch) for box in boxes])
+    for box, font in zip(boxes, sizes, strict=True):
+        if font and font <= row:
+            light = v > 1 and box.chunk < (v - 1) / 2
+            axes.text(
+                box.left + box.width / 2,
+                box.place,
+                str(box.microbatch),
+                ha="center",
+                va="center_baseline",
+                fontsize=font,
+                color="black" if light else "white",
+                clip_on=True,
+            )
 
 
-def _font(figure: Any, simulation: Simulation, last: float) -> float:
-    """Size of the numbers in points for the shortest action of the table; 0 where they would not be readable."""
-    table = simulation.table
-    lengths = simulation.end - simulation.start
-    if table.num_actions > _MOST_NUMBERS or not np.any(lengths > 0):
-        return 0.0
-    points = figure.get_figwidth() * 72 * 0.9 * float(lengths[lengths > 0].min()) / last
-    size = min(9.0, points / (0.62 * len(str(table.m - 1)) + 0.25))
-    return size if size >= _SMALLEST_FONT else 0.0
+def number_sizes(boxes: list[tuple[float, int]]) -> list[float]:
+    """Font size (points) for the number in each (width in points, number); 0 where it would not fit its box.
+
+    The size is what nine of ten boxes have room for, within 7 to 9; a narrower box has its own, down to 5. All 0 for
+    more than 4000 boxes.
+    """
+    if not boxes or len(boxes) > _MOST_NUMBERS:
+        return [0.0] * len(boxes)
+    room = [width / (_DIGIT * len(str(number)) + _MARGIN) for width, number in boxes]
+    size = min(_LARGEST_FONT, max(_COMMON_FONT, float(np.percentile(room, 10))))
+    return [min(size, each) if each >= _SMALLEST_FONT else 0.0 for each in room]
 
 
 def _frame(axes: Any, labels: list[str], last: float) -> None:
@@ -166,16 +207,19 @@ def _legend(figure: Any, segment: Segment, step: int, table: ScheduleTable) -> N
         for kind in COMPUTE_KINDS
         if kind in found
     ]
-    waiting = "waiting for a message"
-    handles.append(Patch(facecolor="#fafafa", edgecolor=_HATCH, hatch="////", linewidth=0, label=waiting))
-    handles.append(Patch(facecolor=_IDLE, edgecolor="#d0d0d0", label="idle"))
+    handles.append(Patch(**_WAIT_STYLE, label="waiting for a message"))
+    if EventKind.LOSS in found:
+        handles.append(Patch(**_END_STYLE, label="waiting for the others at the step's end"))
     if EventKind.SEND_POST in found:
         handles.append(Patch(color=_SEND, label="starting a send"))
     if EventKind.OPTIMIZER in found:
         handles.append(Patch(color=_OPTIMIZER, label="optimizer"))
-    if any(kind > LAST_PIPELINE_KIND and kind != EventKind.OPTIMIZER for kind in found.tolist()):
+    if any(kind > LAST_PIPELINE_KIND and kind not in _NAMED_KINDS for kind in found.tolist()):
         handles.append(Patch(color=_OTHER, label="other (data, reduce, clip ...)"))
-    figure.legend(handles=handles, loc="outside upper left", ncols=9, frameon=False, fontsize=9)
+    handles.append(Patch(facecolor=_IDLE, edgecolor="#d0d0d0", label="no action recorded (simulated: waiting)"))
+    columns = len(handles) if len(handles) <= 6 else -(-len(handles) // 2)
+    style: dict[str, Any] = {"frameon": False, "fontsize": 9, "columnspacing": 1.4, "handletextpad": 0.5}
+    figure.legend(handles=handles, loc="outside upper left", ncols=columns, **style)
 
 
 def _last_end(segment: Segment, step: int) -> int:

@@ -50,6 +50,7 @@ def summary(
 ) -> dict[str, Any]:
     """Figures of a launch as a dict that JSON can hold (no NaN; times in seconds, sizes in bytes).
 
+    ``segment``: number of the launch; ``segments``: those of the run folder, with the number of ranks that left a file.
     Averages leave out the segment's first step (warm-up) when there are others. ``bubble_fraction_simulated`` is that
     of the step's own table with the mean measured cost of each (stage, kind); ``..._uniform`` with F = I = W = 1; both
     without latency. With no whole step the lists are empty and the means null. Errors as :func:`load_segment`.
@@ -61,7 +62,9 @@ def summary(
     per_step = [_step_figures(loaded, step, simulated) for step in loaded.steps]
     means = [each for each in per_step if each["step"] in averaged]
     return {
-        "segment": str(loaded.path),
+        "segment": loaded.number,
+        "segments": [{"segment": number, "num_ranks": count} for number, count in loaded.segments.items()],
+        "path": str(loaded.path),
         "p": loaded.p,
         "v": loaded.v,
         "d": loaded.d,

@@ -30,10 +30,18 @@ class Pruned:
     problem: str | None
 
 
-def prune(checkpoints_dir: str | Path, keep_last: int, keep_every: int = 0, *, read_newest: bool = True) -> Pruned:
+def prune(
+    checkpoints_dir: str | Path,
+    keep_last: int,
+    keep_every: int = 0,
+    *,
+    read_newest: bool = True,
+    newest_step: int | None = None,
+) -> Pruned:
     """Remove complete checkpoints except the newest ``keep_last`` and those whose step is a multiple of ``keep_every``.
 
-    ``keep_last = 0`` keeps all of them; ``keep_every = 0`` keeps none beyond the newest. For one rank alone, after a
+    ``keep_last = 0`` keeps all of them; ``keep_every = 0`` keeps none beyond the newest. ``newest_step``: the step just
+    saved; later ones, which a resume may have passed over as damaged, neither count nor go. For one rank alone, after a
     save has returned.
 
     Nothing is removed before the newest complete checkpoint is verified: by reading all of it, or with
@@ -44,7 +52,8 @@ def prune(checkpoints_dir: str | Path, keep_last: int, keep_every: int = 0, *, r
     """
     folder = Path(checkpoints_dir)
     listings = files.list_checkpoints(folder)
-    whole = [listing for listing in listings if listing.problem is None]
+    last = newest_step if newest_step is not None else max((listing.step for listing in listings), default=0)
+    whole = [listing for listing in listings if listing.problem is None and listing.step <= last]
     if not whole:
         return Pruned((), None)
     newest = whole[-1]

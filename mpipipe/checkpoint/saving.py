@@ -73,6 +73,7 @@ class _Save:
         self.state = state
         self.target = checkpoints_dir / RunPaths(Path()).checkpoint(step).name
         self.part: Path | None = None
+        self.damage: str | None = None
         self.scalars: dict[str, int | float | str] = {}
 
     def run(self) -> Path:
@@ -131,8 +132,10 @@ class _Save:
         """The first rank's part before the writing: checks, and the new folder."""
         self.scalars = _agreed_scalars(announced)
         self.parent.mkdir(parents=True, exist_ok=True)
-        if self.target.exists() and self.problem_of_target() is None:
-            return {"exists": True}
+        if self.target.exists():
+            self.damage = self.problem_of_target()
+            if self.damage is None:
+                return {"exists": True}
         files.check_free_space(self.parent, sum(reply["nbytes"] for reply in announced))
         self.part = self.parent / RunPaths(Path()).checkpoint_part(self.step, secrets.token_hex(4)).name
         self.part.mkdir()
@@ -189,14 +192,19 @@ class _Save:
         _wait_until(lambda: _is_whole(part), f"{part}: rank 0 does not see the files as the other ranks wrote them")
         files.sync_folder(part)
         if self.target.exists():
+            if self.damage is None:
+                raise CheckpointError(f"{self.target} appeared meanwhile: does another launch write to this folder?")
             aside = self.target.with_name(f"{self.target.name}.damaged-{secrets.token_hex(4)}")
-            log.warning("%s; it was moved aside to %s", self.problem_of_target(), aside.name)
+            log.warning("%s; it was moved aside to %s", self.damage, aside.name)
             os.rename(self.target, aside)
         os.rename(part, self.target)
         files.sync_folder(self.parent)
 
     def problem_of_target(self) -> str | None:
-        return next(listing.problem for listing in files.list_checkpoints(self.parent) if listing.path == self.target)
+        """What is wrong with the checkpoint of this step that is there already; every byte of it is read."""
+        listings = files.list_checkpoints(self.parent)
+        problem = next(listing.problem for listing in listings if listing.path == self.target)
+        return problem or next(files.find_problems(self.target), None)
 
     def keep_existing(self) -> Path:
         """Return the complete checkpoint that is already there if it holds what was to be saved; refuse to replace it

@@ -10,10 +10,12 @@ import typer
 from mpipipe.cli.options import Json, RunDir, new_group
 from mpipipe.cli.output import print_json, print_table
 from mpipipe.errors import CheckpointNotFoundError
-from mpipipe.units import format_bytes
+from mpipipe.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from mpipipe.formats.checkpoint import Manifest
+
+PARAMETERS = "/parameters"
 
 app = new_group("Checkpoints of a run.")
 
@@ -57,9 +59,10 @@ def show(
     step: Annotated[
         int | None, typer.Option("--step", help="Default: the newest complete one.", show_default=False)
     ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All tensors, with the file that each is in.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show what a checkpoint holds: tensors with shape, type and file, scalars."""
+    """Show what a checkpoint holds: parameters with type and shape, scalars, how much else."""
     from mpipipe.formats.checkpoint import read_manifest
 
     folder = _folder_of(run_dir, step)
@@ -68,16 +71,39 @@ def show(
         print_json(_as_object(folder, manifest))
         return
     total = format_bytes(sum(manifest.files.values()))
-    print(f"{folder}: step {manifest.step}, {len(manifest.tensors)} tensors in {len(manifest.files)} files, {total}")
+    where = f"{counted(len(manifest.tensors), 'tensor')} in {counted(len(manifest.files), 'file')}, {total}"
+    print(f"{folder}: step {manifest.step}, {where}")
     for name, value in manifest.scalars.items():
         print(f"{name} = {value}")
-    rows = [
-        (name, entry.dtype, "x".join(str(n) for n in entry.shape) or "scalar", entry.file)
+    rows = {
+        name: (name, entry.dtype, "x".join(str(n) for n in entry.shape) or "scalar", entry.file)
         for name, entry in manifest.tensors.items()
-    ]
-    print_table(("tensor", "type", "shape", "file"), rows)
+    }
+    if everything:
+        print_table(("tensor", "type", "shape", "file"), rows.values())
+    else:
+        parameters = [row[:3] for name, row in rows.items() if _group(name) == PARAMETERS]
+        print_table(("tensor", "type", "shape"), parameters)
     for other, stored in manifest.aliases.items():
-        print(f"{other} is {stored}")
+        if everything or _group(other) == PARAMETERS:
+            print(f"{other} is {stored}")
+    if not everything:
+        _show_others(manifest)
+
+
+def _group(name: str) -> str:
+    """``/optimizer`` of ``/optimizer/exp_avg/head.weight``."""
+    return name[: name.index("/", 1)] if "/" in name[1:] else name
+
+
+def _show_others(manifest: Manifest) -> None:
+    """A line for all tensors of a kind that are no parameters."""
+    others: dict[str, list[int]] = {}
+    for name, entry in manifest.tensors.items():
+        if _group(name) != PARAMETERS:
+            others.setdefault(_group(name), []).append(entry.nbytes)
+    for group, sizes in others.items():
+        print(f"{group}: {counted(len(sizes), 'tensor')}, {format_bytes(sum(sizes))}; --all lists them")
 
 
 def _as_object(folder: Path, manifest: Manifest) -> dict[str, Any]:
@@ -96,8 +122,17 @@ def _as_object(folder: Path, manifest: Manifest) -> dict[str, Any]:
 
 
 def _check_run_dir(run_dir: Path) -> None:
+    """Raise CheckpointNotFoundError for what is no folder, or one in which nothing of a run lies."""
+    from mpipipe.formats.paths import RunPaths
+
     if not run_dir.is_dir():
-        raise CheckpointNotFoundError(f"{run_dir}: no such run folder")
+        raise CheckpointNotFoundError(f"{run_dir}: no such run folder (current folder: {Path.cwd()})")
+    paths = RunPaths(run_dir)
+    if not any(path.exists() for path in (paths.config, paths.status, paths.metrics, paths.checkpoints, paths.trace)):
+        raise CheckpointNotFoundError(
+            f"{run_dir} is no run folder: it has no {paths.checkpoints.name}, no {paths.config.name} and no "
+            f"{paths.status.name}; give the folder that run.dir names"
+        )
 
 
 def _folder_of(run_dir: Path, step: int | None) -> Path:
@@ -105,9 +140,9 @@ def _folder_of(run_dir: Path, step: int | None) -> Path:
     from mpipipe.formats.checkpoint import MANIFEST_NAME, list_checkpoints
     from mpipipe.formats.paths import RunPaths
 
-    _check_run_dir(run_dir)
     if step is None and (run_dir / MANIFEST_NAME).exists():
         return run_dir
+    _check_run_dir(run_dir)
     paths = RunPaths(run_dir)
     if step is not None:
         return paths.checkpoint(step)

@@ -14,7 +14,7 @@ from mpipipe.cli.options import Json, new_group
 from mpipipe.cli.output import print_json
 from mpipipe.cli.progress import counted_progress
 from mpipipe.errors import ConfigError
-from mpipipe.units import format_bytes
+from mpipipe.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from mpipipe.formats.tokens import TokensFile, TokensInfo
@@ -48,6 +48,9 @@ def build(
             show_default=False,
         ),
     ] = None,
+    binary: Annotated[
+        bool, typer.Option("--binary", help="Take the bytes of files that are no text too; else they are refused.")
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -62,6 +65,7 @@ def build(
             progress,
             validation=validation,
             validation_every=0 if validation is None else every,
+            binary=binary,
             overwrite=overwrite,
         )
     made = {"train": built.train, "validation": built.validation}
@@ -70,7 +74,7 @@ def build(
         return
     for info in made.values():
         if info is not None:
-            print(f"{info.path}: {info.length} tokens of {info.num_documents} documents, vocabulary {info.vocab}")
+            print(f"{info.path}: {_size(info)}, vocabulary {info.vocab}")
 
 
 @app.command("info")
@@ -90,14 +94,18 @@ def show_info(
     if as_json:
         print_json(_as_object(info) | figures)
         return
-    print(f"{info.path}: {info.length} tokens ({info.dtype}) of {info.num_documents} documents")
+    print(f"{info.path}: {_size(info)}, stored as {info.dtype}")
     print(f"tokenizer {info.tokenizer}, vocabulary {info.vocab}, largest id {info.max_id}")
     for name, value in figures.items():
         print(f"{name} {value:.4f}")
     for source in info.sources[:SOURCES_SHOWN]:
         print(f"{source.checksum}  {format_bytes(source.size_bytes):>10}  {source.path}")
     if len(info.sources) > SOURCES_SHOWN:
-        print(f"and {len(info.sources) - SOURCES_SHOWN} sources more; --json lists all")
+        print(f"and {counted(len(info.sources) - SOURCES_SHOWN, 'source')} more; --json lists all")
+
+
+def _size(info: TokensInfo) -> str:
+    return f"{counted(info.length, 'token')} of {counted(info.num_documents, 'document')}"
 
 
 def _entropies(tokens: TokensFile) -> dict[str, float]:
@@ -127,7 +135,7 @@ def find_files(entries: Sequence[str], exclude: Sequence[str] = ()) -> list[Path
             matches = [Path(match) for match in glob.glob(entry, recursive=True)]
             files = [file for file in matches if file.is_file() and not _is_left_out(file.relative_to(root), exclude)]
         if not files:
-            raise ConfigError(f"{entry} names no file (current folder: {Path.cwd()})", key="TEXT", value=entry)
+            raise ConfigError(f"{entry} names no file (current folder: {Path.cwd()})", value=entry)
         found.update(files)
     return sorted(found)
 

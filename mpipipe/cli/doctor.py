@@ -18,6 +18,7 @@ from mpipipe.cli.errors import EXIT_ENVIRONMENT
 from mpipipe.cli.options import Json
 from mpipipe.cli.output import print_json
 from mpipipe.errors import MpipipeError
+from mpipipe.units import counted
 
 if TYPE_CHECKING:
     from mpipipe.transport import Transport
@@ -104,7 +105,7 @@ def _package(name: str, version: str | None, install: str) -> Verdict:
 def _devices(cupy: str | None) -> Verdict:
     nodes = sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*"))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    text = f"{len(nodes)} NVIDIA devices ({' '.join(nodes)})" if nodes else "no NVIDIA device"
+    text = f"{counted(len(nodes), 'NVIDIA device')} ({' '.join(nodes)})" if nodes else "no NVIDIA device"
     if visible is not None:
         text += f", CUDA_VISIBLE_DEVICES={visible}"
     text += f"; CuPy {cupy}" if cupy else "; CuPy not installed"
@@ -116,7 +117,10 @@ def _cores() -> Verdict:
     ranks = environment.launcher().ranks_on_node or 1
     threads = environment.threads_per_rank(ranks)
     level: Level = "warning" if ranks > cores and cores == total else "ok"
-    text = f"this process may use {cores} of {total}; {ranks} ranks on this node, {threads} threads a rank"
+    text = (
+        f"this process may use {cores} of {total}; {counted(ranks, 'rank')} on this node, "
+        f"{counted(threads, 'thread')} a rank"
+    )
     return Verdict("cores", level, text + (": more ranks than cores" if level == "warning" else ""))
 
 

@@ -26,6 +26,11 @@ def generate(
     step: Annotated[
         int | None, typer.Option("--step", help="Default: the newest complete checkpoint.", show_default=False)
     ] = None,
+    temperature: Annotated[
+        float,
+        typer.Option("--temperature", metavar="T", help="0: always the most probable byte; above 0: drawn, 1 as is."),
+    ] = 0.0,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of the draws: the same seed, the same text.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Continue a text with a run's checkpoint.
@@ -36,7 +41,7 @@ def generate(
         raise MissingDependencyError("generate needs torch, which is not installed: pip install 'mpipipe[train]'")
     from mpipipe.generate import generate as run
 
-    text = run(run_dir, prompt, max_tokens, step)
+    text = run(run_dir, prompt, max_tokens, step, temperature=temperature, seed=seed)
     if as_json:
         print_json({"prompt": prompt, "text": text})
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mpipipe.log import LOGGER, ContextFilter, LogContext, console_level, line_formatter
@@ -19,7 +19,14 @@ class _LateFile(logging.FileHandler):
             Path(self.baseFilename).parent.mkdir(parents=True, exist_ok=True)
             super().emit(record)
         except OSError:
-            self.close()
+            self.handleError(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """A log that can't be written must not hide what it was to tell: the console has it too."""
+
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
 
 
 @contextmanager

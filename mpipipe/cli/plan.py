@@ -38,7 +38,11 @@ def plan(
     config = Config.load(run_file, settings or ())
     number = config.pipeline.ranks if ranks is None else ranks
     if number is None:
-        raise ConfigError("the number of ranks is not known", file=run_file, key="pipeline.ranks", allowed="--ranks N")
+        raise ConfigError(
+            "pipeline.ranks is not set, so the number of ranks is not known: give --ranks N, or set pipeline.ranks",
+            file=run_file,
+            key="pipeline.ranks",
+        )
     report = make_plan(_for_ranks(config, number, run_file), number)
     if as_json:
         print_json(report.figures())

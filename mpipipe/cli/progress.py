@@ -26,13 +26,12 @@ def _number(value: object, form: str) -> str:
 
 
 def step_text(figures: Mapping[str, object]) -> str:
-    """One line for a step: ``step 20/200  loss 3.2145  lr 0.001  5120 tokens/s  bubble 12.3 %``."""
+    """One line for a step: ``step 20/200  loss 3.2145  lr 0.001  5120 tokens/s  bubble fraction 0.123``."""
     bubble = figures.get("bubble_fraction")
-    idle = 100 * bubble if isinstance(bubble, int | float) else None
     return (
         f"step {figures.get('step')}/{figures.get('steps')}  loss {_number(figures.get('loss'), '.4f')}  "
         f"lr {_number(figures.get('lr'), '.3g')}  {_number(figures.get('tokens_per_s'), '.0f')} tokens/s  "
-        f"bubble {_number(idle, '.1f')} %"
+        f"bubble fraction {_number(bubble, '.3f')}"
     )
 
 
@@ -91,18 +90,34 @@ def step_progress(every_steps: int, stream: TextIO | None = None) -> Iterator[St
 
 def _plain_lines(every_steps: int, out: TextIO) -> StepLine:
     shown: list[object] = []
+    lines = _Lines(out)
 
     def show(figures: Mapping[str, object]) -> None:
         if not is_step(figures):
-            print(event_text(figures), file=out, flush=True)
+            lines.write(event_text(figures))
             return
         step = figures.get("step")
         due = isinstance(step, int) and step % every_steps == 0
         if due or not shown or step == figures.get("steps"):
             shown[:] = [step]
-            print(step_text(figures), file=out, flush=True)
+            lines.write(step_text(figures))
 
     return show
+
+
+class _Lines:
+    """Writes lines until nobody reads them any more: a closed pipe (``| head``) does not end a training."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out: TextIO | None = out
+
+    def write(self, line: str) -> None:
+        if self._out is None:
+            return
+        try:
+            print(line, file=self._out, flush=True)
+        except BrokenPipeError:
+            self._out = None
 
 
 @contextmanager

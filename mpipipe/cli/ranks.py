@@ -9,7 +9,7 @@ messages.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
+import importlib
 import json
 import sys
 import time
@@ -65,11 +65,17 @@ def on_ranks(
 
 
 def _open_world() -> Transport:
-    if importlib.util.find_spec("torch") is None:
-        raise MissingDependencyError("this verb needs torch, which is not installed: pip install 'mpipipe[train]'")
     from mpipipe.transport import open_world
 
     return open_world()
+
+
+def _need_torch() -> None:
+    """After MPI has begun, so that a rank without torch can tell the others. Raises ``MissingDependencyError``."""
+    try:
+        importlib.import_module("torch")
+    except ImportError as error:
+        raise MissingDependencyError(f"this verb needs torch ({error}): pip install 'mpipipe[train]'") from error
 
 
 def _agree(transport: Transport, prepare: Callable[[int], Config], as_json: bool) -> Config | int:
@@ -79,6 +85,7 @@ def _agree(transport: Transport, prepare: Callable[[int], Config], as_json: bool
     config: Config | None = None
     mine: dict[str, Any]
     try:
+        _need_torch()
         config = prepare(transport.size)
         mine = {"code": 0, "digest": hashlib.sha256(config.to_toml().encode()).hexdigest()}
     except MpipipeError as error:

@@ -68,6 +68,8 @@ def show(
         print(_text(chosen, table, simulation), end="", flush=True)
     else:
         _write(output, chosen, table, simulation)
+        if not as_json:
+            print(output)
 
 
 def parse_costs(text: str) -> Costs:

@@ -123,6 +123,8 @@ def _end_text(figures: Mapping[str, object]) -> str:
         value = figures[key]
         if isinstance(value, float):
             parts.append(f"{name} {value:.4f}")
+    if figures["skipped_steps"]:
+        parts.append(f"{figures['skipped_steps']} steps of this launch changed nothing (metrics.jsonl says why)")
     if figures["checkpoint"] is not None:
         parts.append(f"saved in {figures['checkpoint']}")
     return ", ".join(parts)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from mpipipe.config.explain import shown
 from mpipipe.config.later import refused
 from mpipipe.errors import ConfigError, PartitionError
+from mpipipe.units import counted
 
 if TYPE_CHECKING:
     from mpipipe.config.run_file import Config
@@ -46,7 +47,7 @@ def _batch_and_steps(config: Config) -> Iterator[ConfigError]:
         )
     if config.lr.warmup_steps > steps:
         yield ConfigError(
-            f"a warm-up of {config.lr.warmup_steps} steps is longer than the run (run.steps = {steps})",
+            f"a warm-up of {counted(config.lr.warmup_steps, 'step')} is longer than the run (run.steps = {steps})",
             key="lr.warmup_steps",
             value=config.lr.warmup_steps,
             allowed=f"at most {steps}",
@@ -60,7 +61,7 @@ def _batch_and_steps(config: Config) -> Iterator[ConfigError]:
         )
     if config.eval.every_steps and not config.data.validation:
         yield ConfigError(
-            f"evaluation every {config.eval.every_steps} steps needs validation tokens: "
+            f"evaluation every {counted(config.eval.every_steps, 'step')} needs validation tokens: "
             "set data.validation, or eval.every_steps = 0",
             key="eval.every_steps",
             value=config.eval.every_steps,
@@ -87,10 +88,11 @@ def _split(config: Config, layers: int) -> Iterator[ConfigError]:
         )
     elif ranks is not None and ranks * chunks > layers:
         yield PartitionError(
-            f"{ranks} ranks with {chunks} chunks each make {ranks * chunks} stages, more than model.layers = {layers}",
+            f"{chunks} chunks a rank on {counted(ranks, 'rank')} make {ranks * chunks} stages, "
+            f"more than model.layers = {layers}",
             key="pipeline.chunks",
             value=chunks,
-            allowed=f"at most {layers // ranks} with {ranks} ranks",
+            allowed=f"at most {layers // ranks} with {counted(ranks, 'rank')}",
         )
     elif ranks is None and chunks > layers:
         yield PartitionError(
@@ -106,21 +108,21 @@ def _split(config: Config, layers: int) -> Iterator[ConfigError]:
 def _listed_partition(partition: tuple[int, ...], layers: int, chunks: int, ranks: int | None) -> Iterator[ConfigError]:
     if sum(partition) != layers:
         yield PartitionError(
-            f"{shown(partition)} adds up to {sum(partition)} layers, and model.layers is {layers}",
+            f"{shown(partition)} adds up to {sum(partition)}, and model.layers is {layers}",
             key="pipeline.partition",
             value=partition,
         )
     if ranks is not None and len(partition) != ranks * chunks:
         yield PartitionError(
-            f"{shown(partition)} has {len(partition)} stages; "
-            f"{ranks} ranks with {chunks} chunks each need {ranks * chunks}",
+            f"{shown(partition)} is a list of {len(partition)}, and "
+            f"pipeline.ranks = {ranks} times pipeline.chunks = {chunks} needs one of {ranks * chunks}",
             key="pipeline.partition",
             value=partition,
-            allowed=f"a list of {ranks * chunks} numbers",
+            allowed=f"a list of {counted(ranks * chunks, 'number')}",
         )
     elif ranks is None and len(partition) % chunks:
         yield PartitionError(
-            f"{shown(partition)} has {len(partition)} stages, which is no multiple of pipeline.chunks = {chunks}",
+            f"{shown(partition)} is a list of {len(partition)}, no multiple of pipeline.chunks = {chunks}",
             key="pipeline.partition",
             value=partition,
         )

@@ -88,14 +88,15 @@ def expected(field: FieldInfo) -> str:
     return parts[0] + (", " + " and ".join(parts[1:]) if len(parts) > 1 else "")
 
 
-def _close(word: str, known: Collection[str], cutoff: float = 0.6) -> str | None:
+def close(word: str, known: Collection[str], cutoff: float = 0.6) -> str | None:
+    """The known word that is most like ``word``, or None."""
     found = difflib.get_close_matches(word[:80], known, n=1, cutoff=cutoff)
     return found[0] if found else None
 
 
 def nearest_section(name: str, sections: Collection[str]) -> str | None:
     """The known section whose name is most like ``name``, or None."""
-    return _close(name.lower(), sections)
+    return close(name.lower(), sections)
 
 
 def nearest_key(
@@ -107,10 +108,10 @@ def nearest_key(
     (``present``: the dotted keys that it gives); the key of that very name in another section; a similar one anywhere.
     """
     name = name.lower()
-    foreign = _close(name, tuple(FOREIGN_NAMES), cutoff=0.8)
+    foreign = close(name, tuple(FOREIGN_NAMES), cutoff=0.8)
     if foreign and name not in fields.get(section, ()):
         return FOREIGN_NAMES[foreign]
-    own = _close(name, tuple(fields.get(section, ())))
+    own = close(name, tuple(fields.get(section, ())))
     if own and f"{section}.{own}" not in present:
         return f"{section}.{own}"
     elsewhere = {key: other for other, keys in reversed(fields.items()) for key in keys if other != section}
@@ -118,5 +119,5 @@ def nearest_key(
         return f"{elsewhere[name]}.{name}"
     if own:
         return f"{section}.{own}"
-    far = _close(name, tuple(elsewhere))
+    far = close(name, tuple(elsewhere))
     return f"{elsewhere[far]}.{far}" if far else None

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from mpipipe.config import toml_text
 from mpipipe.config.checks import problems
 from mpipipe.config.explain import FileOf, explain, joined
+from mpipipe.config.keys import close
 from mpipipe.config.sections import (
     BatchSection,
     CheckpointSection,
@@ -26,6 +27,7 @@ from mpipipe.config.sections import (
     TraceSection,
 )
 from mpipipe.errors import ConfigError, TopologyError
+from mpipipe.units import counted
 
 
 class Config(BaseModel):
@@ -121,12 +123,12 @@ class Config(BaseModel):
         asked = self.pipeline.ranks
         if asked is not None and asked != num_ranks:
             raise TopologyError(
-                f"the run file asks for {asked} ranks, the launch has {num_ranks} (MPI world size {num_ranks}): "
-                f"start 'mpirun -n {asked} mpipipe train {file or 'RUN.toml'}', or remove pipeline.ranks to use all",
+                f"the run file asks for {counted(asked, 'rank')}, the launch has {num_ranks} (MPI world size "
+                f"{num_ranks}): start 'mpirun -n {asked} mpipipe train {file or 'RUN.toml'}', "
+                "or remove pipeline.ranks to use all",
                 file=file,
                 key="pipeline.ranks",
                 value=asked,
-                allowed=str(num_ranks),
             )
         tables = self._tables()
         tables["pipeline"]["ranks"] = num_ranks
@@ -176,4 +178,7 @@ def _with_file(error: ConfigError, file_of: FileOf) -> ConfigError:
 
 def unknown_schedule(name: str, known: Sequence[str], file: str | Path | None = None) -> ConfigError:
     """The error for a ``pipeline.schedule`` that is none of the ``known`` names (a room above this one has them)."""
-    return ConfigError(f'"{name}" is no schedule', file=file, key="pipeline.schedule", value=name, allowed=known)
+    nearest = close(name.lower(), known, cutoff=0.4)
+    return ConfigError(
+        f'"{name}" is no schedule', file=file, key="pipeline.schedule", value=name, allowed=known, nearest=nearest
+    )

@@ -8,6 +8,7 @@ document.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +20,13 @@ import xxhash
 
 from mpipipe.errors import DataError
 from mpipipe.formats.tokens import Source, TokensInfo, write_tokens
+from mpipipe.units import counted
 
 BYTE_VOCAB = 256
 BYTE_TOKENIZER = "bytes"
 _SLICE = 1 << 22
+_HEAD_BYTES = 8192
+_HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 Progress = Callable[[int, int], None]
 
@@ -42,38 +46,39 @@ def build_byte_tokens(
     *,
     validation: str | Path | None = None,
     validation_every: int = 0,
+    binary: bool = False,
     overwrite: bool = False,
 ) -> BuiltTokens:
     """Write ``output``, the bytes of the files as token ids 0 to 255, and the sources with sizes and xxh3 checksums.
 
     With ``validation`` the documents number k, 2k, 3k, ... (k = ``validation_every``, counted from 1 over the files
-    that are not empty) go to that file instead. ``progress(done_bytes, total_bytes)`` is called after each file.
-    Nothing is written before all paths have been found. Raises DataError for a path that is no file, no paths, no
-    byte at all, an output that exists, or a split that leaves one side empty.
+    that are not empty) go to that file instead. ``binary``: take the bytes of files that are no text too.
+    ``progress(done_bytes, total_bytes)`` is called after each file. Nothing is written before all paths have been
+    found. Raises DataError for a path that is no file, no paths, no byte at all, an output that exists, a split that
+    leaves one side empty, and without ``binary`` for a file that is no text: one that begins as HDF5 does, or has a
+    NUL in its first 8192 bytes.
     """
     files = _checked_files(paths)
+    if not binary:
+        _refuse_binary([path for path, _ in files])
     total = sum(size for _, size in files)
     reader = _Reader(total, progress)
     if validation is None:
         if validation_every:
-            raise DataError(
-                f"every document number {validation_every} is to be held out, but no validation file is named"
-            )
+            raise DataError(f"validation_every = {validation_every}, but no validation file is named")
         return BuiltTokens(_write(output, files, reader, overwrite), None)
     if validation_every < 2:
-        raise DataError(
-            f"{validation}: hold out every k-th document with k at least 2; {validation_every} was asked for"
-        )
+        raise DataError(f"{validation}: validation_every is at least 2; {validation_every} was asked for")
     if Path(validation).absolute() == Path(output).absolute():
         raise DataError(f"{output} is named for training and for validation")
     if len(files) < validation_every:
         raise DataError(
-            f"{validation}: {len(files)} files with text leave nothing to hold out with every document number "
-            f"{validation_every}; give more files or a smaller number"
+            f"{validation}: with --validation-every {validation_every} nothing of {counted(len(files), 'file')} with "
+            "text is held out; give more files or a smaller number"
         )
     for name in (output, validation):  # both before either is written
         if Path(name).exists() and not overwrite:
-            raise DataError(f"{name}: the file exists; choose another name or ask to overwrite it")
+            raise DataError(f"{name}: the file exists; choose another name, or --overwrite to replace it")
     held = files[validation_every - 1 :: validation_every]
     kept = [entry for number, entry in enumerate(files, 1) if number % validation_every]
     return BuiltTokens(_write(output, kept, reader, overwrite), _write(validation, held, reader, overwrite))
@@ -91,8 +96,29 @@ def _checked_files(paths: Sequence[str | Path]) -> list[tuple[Path, int]]:
         files.append((path, path.stat().st_size))
     filled = [(path, size) for path, size in files if size]
     if not filled:
-        raise DataError(f"the {len(files)} files named hold no byte: {files[0][0]} ...")
+        raise DataError(f"there is no byte in the {counted(len(files), 'file')} named: {files[0][0]} ...")
     return filled
+
+
+def _refuse_binary(paths: Sequence[Path]) -> None:
+    """Raise DataError where files are no text, naming the first."""
+    found = [(path, why) for path in paths if (why := _why_no_text(path)) is not None]
+    if not found:
+        return
+    path, why = found[0]
+    more = f", and {counted(len(found) - 1, 'file')} more of {len(paths)} as well" if len(found) > 1 else ""
+    raise DataError(
+        f"{path} is no text: it {why}{more}. Leave it out (found in a folder or by a glob: --exclude "
+        f"{shlex.quote(path.name)}), or take its bytes as they are with --binary"
+    )
+
+
+def _why_no_text(path: Path) -> str | None:
+    with path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+    if head.startswith(_HDF5_SIGNATURE):
+        return "is an HDF5 file"
+    return "holds a NUL byte" if b"\0" in head else None
 
 
 class _Reader:

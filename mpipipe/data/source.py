@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from mpipipe.data.sampling import sample_windows
 from mpipipe.errors import DataError
@@ -101,6 +102,14 @@ class TokenSource:
     def num_windows(self) -> int:
         """Windows in one epoch."""
         return int(self._ends[-1])
+
+    @property
+    def fingerprint(self) -> str:
+        """Sixteen hex digits for what the windows are cut from: lengths and sources of the files in order, and the
+        sequence. The order of a run's samples means the same only with the same fingerprint.
+        """
+        facts = [(file.length, [source.checksum for source in file.info.sources]) for file in self.files]
+        return xxhash.xxh3_64_hexdigest(repr((self.sequence, facts)).encode())
 
     @property
     def num_tokens(self) -> int:

@@ -83,7 +83,7 @@ def write_tokens(
     path = Path(path)
     dtype = token_dtype(vocab)
     if path.exists() and not overwrite:
-        raise DataError(f"{path}: the file exists; choose another name or ask to overwrite it")
+        raise DataError(f"{path}: the file exists; choose another name, or --overwrite to replace it")
     if not path.parent.is_dir():
         raise DataError(f"{path}: there is no folder {path.parent}")
     part = path.with_name(f"{path.name}.part-{os.getpid()}")

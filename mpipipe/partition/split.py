@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from mpipipe.errors import PartitionError
 from mpipipe.partition.layers import LayerDescription
+from mpipipe.units import counted
 
 Bounds = tuple[tuple[int, int], ...]
 
@@ -56,10 +57,8 @@ class Partition:
         lines = []
         for stage, (start, stop) in enumerate(self.bounds):
             first, last = self.names[start], self.names[stop - 1]
-            span = first if stop - start == 1 else f"{first} .. {last}"
-            lines.append(
-                f"stage {stage}: {span} ({self.sizes[stage]} counted, {self.costs[stage] / total:.1%} of the cost)"
-            )
+            span = f"layer {first}" if stop - start == 1 else f"layers {first} .. {last}"
+            lines.append(f"stage {stage}: {span}, {self.costs[stage] / total:.1%} of the cost")
         return "\n".join(lines)
 
 
@@ -78,10 +77,10 @@ def split_listed(num_layers: int, sizes: Sequence[int], stages: int | None = Non
     shown = f"pipeline.partition = {listed}"
     if stages is not None and len(listed) != stages:
         raise PartitionError(
-            f"{shown} has {len(listed)} entries, but pipeline.ranks times pipeline.chunks is {stages} stages",
+            f"{shown} is a list of {len(listed)}, but pipeline.ranks times pipeline.chunks is {stages}",
             key="pipeline.partition",
             value=listed,
-            allowed=f"{stages} numbers that sum to {num_layers}",
+            allowed=f"a list of {stages} that sums to {num_layers}",
         )
     if any(size < 1 for size in listed):
         raise PartitionError(
@@ -95,7 +94,7 @@ def split_listed(num_layers: int, sizes: Sequence[int], stages: int | None = Non
             f"{shown} sums to {sum(listed)}, but model.layers is {num_layers} (embedding and head do not count)",
             key="pipeline.partition",
             value=listed,
-            allowed=f"{len(listed)} numbers that sum to {num_layers}",
+            allowed=f"a list of {len(listed)} that sums to {num_layers}",
         )
     return tuple(listed)
 
@@ -165,12 +164,12 @@ def make_partition(
     does not count goes with the counted layer before it, or with the first one. ``ranks`` only serves the error
     message. Raises PartitionError.
     """
-    counted = [index for index, layer in enumerate(descriptions) if layer.counted]
-    _check_count(len(counted), stages, ranks, others=len(counted) < len(descriptions))
-    starts = [0, *counted[1:]]  # layer index at which the group of each counted layer starts
+    counting = [index for index, layer in enumerate(descriptions) if layer.counted]
+    _check_count(len(counting), stages, ranks, others=len(counting) < len(descriptions))
+    starts = [0, *counting[1:]]  # layer index at which the group of each counted layer starts
     stops = [*starts[1:], len(descriptions)]
     if how == "even":
-        sizes = split_even(len(counted), stages)
+        sizes = split_even(len(counting), stages)
     elif how == "cost":
         groups = [math.fsum(x.flops for x in descriptions[i:j]) for i, j in zip(starts, stops, strict=True)]
         sizes = split_by_cost(groups, stages)
@@ -182,7 +181,7 @@ def make_partition(
             allowed='"cost", "even" or a list of layers per stage',
         )
     else:
-        sizes = split_listed(len(counted), how, stages)
+        sizes = split_listed(len(counting), how, stages)
     ends = np.cumsum(sizes)
     bounds = tuple((starts[int(end) - size], stops[int(end) - 1]) for end, size in zip(ends, sizes, strict=True))
     return Partition(
@@ -199,8 +198,8 @@ def _check_count(num_layers: int, stages: int, ranks: int | None, *, others: boo
         raise PartitionError(f"{stages} stages asked for", key="pipeline.ranks", value=stages, allowed="at least 1")
     if num_layers >= stages:
         return
-    which = "layers; embedding and head do not count" if others else "layers"
-    what = f"{stages} stages for {num_layers} {which}"
+    what = f"{counted(stages, 'stage')} for {counted(num_layers, 'layer')}"
+    what += "; embedding and head do not count" if others else ""
     facts: dict[str, Any]
     if ranks is None:
         facts = {"key": "pipeline.chunks", "allowed": f"pipeline.ranks times pipeline.chunks at most {num_layers}"}
@@ -209,11 +208,11 @@ def _check_count(num_layers: int, stages: int, ranks: int | None, *, others: boo
         facts = {
             "key": "pipeline.ranks",
             "value": ranks,
-            "allowed": f"at most {num_layers} ranks, or a model with more layers",
+            "allowed": f"at most {counted(num_layers, 'rank')}, or a model with more layers",
         }
     else:
         chunks = stages // ranks
-        what = f"pipeline.ranks = {ranks} with pipeline.chunks = {chunks} makes {what}"
-        largest = num_layers // ranks
-        facts = {"key": "pipeline.chunks", "value": chunks, "allowed": f"at most {largest} with {ranks} ranks"}
+        what = f"pipeline.chunks = {chunks} times pipeline.ranks = {ranks} makes {what}"
+        largest = f"at most {num_layers // ranks} with {counted(ranks, 'rank')}"
+        facts = {"key": "pipeline.chunks", "value": chunks, "allowed": largest}
     raise PartitionError(what, **facts)

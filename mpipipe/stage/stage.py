@@ -93,14 +93,11 @@ class Stage:
         try:
             output = layer.forward(leaf, key.draw, key.microbatch, self._device)
         except Exception as error:
-            error.add_note(
-                f"mpipipe: in layer {layer.index} ({layer.name}), stage {self.index}, microbatch {key.microbatch}"
-            )
+            error.add_note(f"mpipipe: in {_label(layer)}, stage {self.index}, microbatch {key.microbatch}")
             raise
         if not isinstance(output, torch.Tensor):
             raise EngineError(
-                f"layer {layer.index} ({layer.name}) returned {type(output).__name__}; a layer of a pipeline returns "
-                "one tensor"
+                f"{_label(layer)} returned {type(output).__name__}; a layer of a pipeline returns one tensor"
             )
         return output
 
@@ -112,10 +109,11 @@ class Stage:
         leaf = output.detach().requires_grad_(keep)
         with torch.set_grad_enabled(keep):
             try:
-                total, count = self.loss_fn(leaf, target)
+                found = self.loss_fn(leaf, target)
             except Exception as error:
                 error.add_note(f"mpipipe: in the loss function, microbatch {microbatch}")
                 raise
+        total, count = _sum_and_count(found)
         if keep:
             self._kept[microbatch].loss = (leaf, total)
         return total.detach(), int(count)
@@ -137,9 +135,7 @@ class Stage:
             try:
                 gradient = layer.backward(layer_input, output, gradient)
             except Exception as error:
-                error.add_note(
-                    f"mpipipe: in the backward of layer {layer.index} ({layer.name}), microbatch {microbatch}"
-                )
+                error.add_note(f"mpipipe: in the backward of {_label(layer)}, microbatch {microbatch}")
                 raise
             gradient = None if gradient is None else self._device.settle(gradient)
         return gradient
@@ -147,3 +143,23 @@ class Stage:
     def drop_kept(self) -> None:
         """Let go of everything, after a step that failed."""
         self._kept.clear()
+
+
+def _label(layer: StageLayer) -> str:
+    """``layer 3 (blocks.2)``; for a layer whose name is its number, the module's class: ``layer 3 (Linear)``."""
+    named = layer.name != str(layer.index)
+    return f"layer {layer.index} ({layer.name if named else type(layer.module).__name__})"
+
+
+def _sum_and_count(found: object) -> tuple[torch.Tensor, int | torch.Tensor]:
+    """What a loss function returned, if it is what it must be. Raises ``EngineError``."""
+    if isinstance(found, tuple) and len(found) == 2:
+        total, count = found
+        if isinstance(total, torch.Tensor) and total.numel() == 1 and isinstance(count, int | torch.Tensor):
+            return total, count
+    raise EngineError(
+        "the loss function must return (sum of the losses as a tensor of one element, how many items it is the sum "
+        "of); "
+        f"it returned {type(found).__name__}"
+        + (f" ({', '.join(type(member).__name__ for member in found)})" if isinstance(found, tuple) else "")
+    )

@@ -11,6 +11,7 @@ from mpipipe.checkpoint import find_latest
 from mpipipe.collectives import all_gather_objects
 from mpipipe.config import Config
 from mpipipe.errors import ConfigError, SetupError
+from mpipipe.formats.checkpoint import find_problems
 from mpipipe.formats.paths import RunPaths
 from mpipipe.lifecycle import RunLock
 from mpipipe.transport import Transport
@@ -40,21 +41,34 @@ def refuse_used_folder(paths: RunPaths, transport: Transport) -> None:
         )
 
 
-def check_resume_folder(folder: Path, paths: RunPaths, transport: Transport) -> None:
-    """Raise ``ConfigError`` on every rank unless ``folder`` looks like a checkpoint: before anything is built."""
-    problem = on_first_rank(transport, paths, lambda: _resume_problem(folder))
+def check_resume_folder(folder: Path, paths: RunPaths, transport: Transport, *, to_train: bool) -> None:
+    """Raise ``ConfigError`` on every rank unless ``folder`` looks like a checkpoint: before anything is built.
+
+    ``to_train``: also where the run folder holds later checkpoints, which those to come would collide with.
+    """
+    problem = on_first_rank(transport, paths, lambda: _resume_problem(folder, paths if to_train else None))
     if problem:
         raise ConfigError(str(problem), key="run.resume", value=str(folder))
 
 
-def _resume_problem(folder: Path) -> str | None:
+def _resume_problem(folder: Path, paths: RunPaths | None) -> str | None:
     steps = RunPaths(folder).checkpoint_steps()
     if steps:
         names = ", ".join(str(RunPaths(folder).checkpoint(step)) for step in steps[-3:])
         return f"{folder} is a run folder: name one of its checkpoints ({names}), or go on in it with run.dir"
     if not folder.is_dir():
         return f"{folder} does not exist (current folder: {Path.cwd()})"
-    return None if (folder / "manifest.json").exists() else f"{folder} is no checkpoint: it has no manifest.json"
+    if not (folder / "manifest.json").exists():
+        return f"{folder} is no checkpoint: it has no manifest.json"
+    if paths is None or folder.resolve().parent != paths.checkpoints.resolve():
+        return None
+    later = [step for step in paths.checkpoint_steps() if step > int(folder.name.removeprefix("step-"))]
+    if not later:
+        return None
+    return (
+        f"{paths.checkpoints} holds later checkpoints, up to step {later[-1]}, which those of this launch would collide"
+        " with: move them away, or give this launch another run.dir"
+    )
 
 
 def finished_before(config: Config, paths: RunPaths, transport: Transport) -> tuple[int, Path] | None:
@@ -62,12 +76,13 @@ def finished_before(config: Config, paths: RunPaths, transport: Transport) -> tu
 
     def look() -> list[object] | None:
         latest, _ = find_latest(paths.checkpoints) if paths.checkpoints.is_dir() else (None, [])
-        return None if latest is None else [int(latest.name.removeprefix("step-")), str(latest)]
+        step = -1 if latest is None else int(latest.name.removeprefix("step-"))
+        if latest is None or step < config.run.steps or next(find_problems(latest), None) is not None:
+            return None
+        return [step, str(latest)]
 
     found = on_first_rank(transport, paths, look)
-    if not isinstance(found, list) or found[0] < config.run.steps:
-        return None
-    return int(found[0]), Path(found[1])
+    return (int(found[0]), Path(found[1])) if isinstance(found, list) else None
 
 
 def claim(lock: RunLock, paths: RunPaths, transport: Transport) -> None:
@@ -102,7 +117,7 @@ class Metrics:
         if not self._writes or not self._path.exists():
             return
         kept = []
-        for line in self._path.read_text(encoding="utf-8").splitlines():
+        for line in self._path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 if json.loads(line)["step"] <= step:
                     kept.append(line + "\n")
@@ -113,6 +128,13 @@ class Metrics:
         os.replace(part, self._path)
 
     def write(self, line: dict[str, object]) -> None:
-        if self._writes:
+        """Raises ``SetupError`` where the file can't be written: a run without room on its disk can't go on."""
+        if not self._writes:
+            return
+        try:
             with self._path.open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(line, allow_nan=False) + "\n")
+        except OSError as error:
+            trouble = SetupError(f"{self._path} can't be written: {error}. Make room, and start again to go on")
+            trouble.seen_alike = False
+            raise trouble from error

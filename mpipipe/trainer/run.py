@@ -12,7 +12,7 @@ import torch
 
 from mpipipe.config import Config
 from mpipipe.data import TokenSource
-from mpipipe.errors import DataError, MpipipeError
+from mpipipe.errors import ConfigError, DataError, MpipipeError
 from mpipipe.formats.paths import RunPaths
 from mpipipe.lifecycle import RunLock, State, TimeLimit, write_status
 from mpipipe.model import gpt2_layers, token_loss
@@ -39,7 +39,7 @@ Report = Callable[[dict[str, object]], None]
 @dataclass(frozen=True)
 class TrainOutcome:
     """How a run ended. ``exit_code``: 0 done, 75 stopped before its time limit after saving. ``validation_loss``: the
-    last one, if any.
+    last one, if any. ``skipped_steps``: steps of this launch that changed nothing.
     """
 
     exit_code: int
@@ -47,6 +47,7 @@ class TrainOutcome:
     loss: float | None
     validation_loss: float | None
     checkpoint: Path | None
+    skipped_steps: int = 0
 
 
 def _batch(source: TokenSource, trainer: Trainer, first_sample: int, count: int) -> tuple[Nested, Nested]:
@@ -111,7 +112,7 @@ def train_run(
     if resume == "never":
         refuse_used_folder(paths, transport)
     elif resume != "auto":
-        check_resume_folder(Path(resume), paths, transport)
+        check_resume_folder(Path(resume), paths, transport, to_train=True)
     report = report or (lambda line: None)
     if resume == "auto" and (before := finished_before(config, paths, transport)) is not None:
         report({"event": "finished", "step": before[0], "steps": config.run.steps})
@@ -128,11 +129,11 @@ def train_run(
 
 
 def _note_failure(error: BaseException, paths: RunPaths, rank: int) -> None:
-    """``status.json`` of a run that ends by an error."""
+    """``status.json`` of a run that ends by an error: of this launch, also where an earlier one had come to its end."""
     alike = isinstance(error, MpipipeError) and error.seen_alike
+    code = error.exit_code if isinstance(error, MpipipeError) and alike else 1
     if not paths.root.is_dir() or (alike and rank != 0):
         return
-    code = error.exit_code if isinstance(error, MpipipeError) and alike else 1
     try:
         write_status(paths.status, "failed", exit_code=code, rank=rank, error=f"{type(error).__name__}: {error}")
     except OSError as trouble:
@@ -147,6 +148,7 @@ def _train(
     source = _source(config, "train")
     validation = _source(config, "validation") if config.data.validation else None
     trainer = _trainer(config, transport)
+    trainer.saver.facts["data.train"] = source.fingerprint
     try:
         if resume != "never":
             trainer.restore(None if resume == "auto" else resume)
@@ -184,6 +186,7 @@ class _Run:
         self.limit = limit
         self.report = report
         self.saved: Path | None = None
+        self.skipped_steps = 0
         self.validation_loss: float | None = None
 
     def to_the_end(self) -> TrainOutcome:
@@ -212,7 +215,8 @@ class _Run:
             self.metrics.write(line)
             self.saved = self._save(force=stop or last)
         loss = trainer.last_report.loss if trainer.last_report else None
-        return TrainOutcome(EXIT_STOPPED if stop else 0, trainer.step_index, loss, self.validation_loss, self.saved)
+        code = EXIT_STOPPED if stop else 0
+        return TrainOutcome(code, trainer.step_index, loss, self.validation_loss, self.saved, self.skipped_steps)
 
     def _step(self) -> StepReport:
         trainer = self.trainer
@@ -221,6 +225,7 @@ class _Run:
         loaded = (t0, time.perf_counter_ns())
         step = trainer.step_report(batch, stop=self.limit.reached, loaded_ns=loaded)
         self.limit.note_step(step.step_s)
+        self.skipped_steps += step.skipped is not None
         self.report({"event": "step", "steps": self.config.run.steps, **step.as_metrics()})
         return step
 
@@ -260,11 +265,18 @@ def eval_run(config: Config, transport: Transport, *, resume: str | None = None)
     config.require("data.validation")
     wanted = resume or config.run.resume
     if wanted not in ("auto", "never"):
-        check_resume_folder(Path(wanted), RunPaths(Path(config.run.dir)), transport)
+        check_resume_folder(Path(wanted), RunPaths(Path(config.run.dir)), transport, to_train=False)
     source = _source(config, "validation")
     silent = config.model_copy(update={"trace": config.trace.model_copy(update={"enabled": False})})
     trainer = _trainer(silent, transport)
     step = trainer.restore(None if wanted == "auto" else wanted) if wanted != "never" else 0
+    if wanted == "auto" and not trainer.saver.restored:
+        raise ConfigError(
+            f"{config.run.dir} holds no checkpoint",
+            key="run.dir",
+            value=config.run.dir,
+            allowed="the folder of a run, or --resume never for the loss of the initial weights",
+        )
     loss = trainer.evaluate(_validation_batches(config, source, trainer))
     sequences = (
         source.num_windows

@@ -29,7 +29,10 @@ SAVE_TIMEOUT_S = 3600.0
 
 
 class Saver:
-    """Saves and restores everything that a resume needs. Every method but ``due`` without minutes is collective."""
+    """Saves and restores everything that a resume needs. Every method but ``due`` without minutes is collective.
+
+    ``facts``: texts that a checkpoint keeps beside the state, alike on all ranks; a resume that finds others warns.
+    """
 
     def __init__(
         self,
@@ -47,7 +50,9 @@ class Saver:
         self._optimizer = optimizer
         self._recorder = recorder
         self._last_save = time.monotonic()
+        self.facts: dict[str, str] = {}
         self.updates_done = 0
+        self.restored = False
         self.last_save_s = 0.0
 
     def due(self, step: int) -> bool:
@@ -86,6 +91,7 @@ class Saver:
             "samples_seen": samples_seen,
             "updates": self._optimizer.steps_done,
             "seed": self._config.run.seed,
+            **self.facts,
         }
         bfloat16 = frozenset(path for path, tensor in self._model.fixed.items() if tensor.dtype == torch.bfloat16)
         return checkpoint.CheckpointState(tensors, scalars, aliases, self._config.to_toml(), bfloat16 & tensors.keys())
@@ -100,7 +106,9 @@ class Saver:
         section = self._config.checkpoint
         if section.keep_last and self._transport.rank == 0:
             try:
-                checkpoint.prune(self._paths.checkpoints, section.keep_last, section.keep_every, read_newest=False)
+                checkpoint.prune(
+                    self._paths.checkpoints, section.keep_last, section.keep_every, read_newest=False, newest_step=step
+                )
             except OSError as error:
                 _log.warning("older checkpoints could not be removed, the run goes on: %s", error)
         self._last_save = time.monotonic()
@@ -132,9 +140,14 @@ class Saver:
                 value=self._config.run.seed,
                 allowed=str(seed),
             )
+        for name, value in self.facts.items():
+            before = loaded.scalars.get(name, value)
+            if before != value and self._transport.rank == 0:
+                _log.warning("%s was %s when %s was saved, and is %s now", name, before, loaded.folder.name, value)
         for path, tensor in tensors.items():
             tensor.copy_(torch.from_numpy(_writable(loaded.tensors[path])))
         self.updates_done = int(loaded.scalars["updates"])
+        self.restored = True
         return loaded.step, int(loaded.scalars["samples_seen"])
 
     def _refuse_damaged(self, passed_over: list[str]) -> None:

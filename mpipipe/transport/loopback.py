@@ -11,11 +11,13 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from mpipipe.device import Memory
 from mpipipe.errors import MessageMismatchError, TransportError
 from mpipipe.transport.protocol import Request
+
+if TYPE_CHECKING:
+    from mpipipe.device import Memory
 
 T = TypeVar("T")
 _Key = tuple[int, int, int]

@@ -6,7 +6,6 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from mpipipe.device import Memory
 from mpipipe.environment import check_world
 from mpipipe.errors import (
     MessageMismatchError,
@@ -20,6 +19,8 @@ from mpipipe.transport.waiting import Waiter
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+    from mpipipe.device import Memory
 
 MAX_PIECE_BYTES = 1 << 30
 """A longer message goes in pieces: Open MPI 5 refuses more than 2**31 - 1 elements in one call."""

@@ -5,9 +5,10 @@ Both twins pass tests/contracts/test_transport.py, which is written once.
 
 from __future__ import annotations
 
-from typing import NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
-from mpipipe.device import Memory
+if TYPE_CHECKING:  # a type only: a rank without torch must be able to tell the others
+    from mpipipe.device import Memory
 
 MESSAGE_TAGS = 32_000
 """Tags 0 to 31,999 belong to the messages of a schedule. 32,767 is all that the MPI standard grants."""

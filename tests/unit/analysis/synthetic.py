@@ -58,11 +58,13 @@ def make_run(
     unfinished: Mapping[int, int] | None = None,
     config: str = "seed = 1\n",
     jitter: float = 0.0,
+    shared_loss: bool = False,
 ) -> Made:
     """A segment of ``steps`` steps (0, 1, ...), step k starting at EPOCH_NS + k * STEP_NS; costs in ms, latency 0.
 
     ``unfinished``: rank -> last step it finished; its next step ends amid and the file stays a ``.part``. ``jitter``:
-    each compute event ends early by up to this part of its length.
+    each compute event ends early by up to this part of its length. ``shared_loss``: a LOSS event lasts from a rank's
+    last action to the end of the pipeline.
     """
     run = RunPaths(run_dir)
     segment = run.next_segment()
@@ -81,7 +83,8 @@ def make_run(
             start = EPOCH_NS + step * STEP_NS
             if rank not in uncalibrated:
                 _sample(recorder, clock, start - MS)
-            record_step(recorder, table, simulation, rank, step, start, clock, rng, jitter, step != (last or -2) + 1)
+            finished = last is None or step != last + 1
+            record_step(recorder, table, simulation, rank, step, start, clock, rng, jitter, finished, shared_loss)
         if last is None:
             if rank not in uncalibrated:
                 _sample(recorder, clock, EPOCH_NS + steps * STEP_NS)
@@ -96,7 +99,9 @@ def _sample(recorder: Recorder, clock: Clock, true_ns: int) -> None:
     recorder.clock(local, true_ns - local, 4000)
 
 
-def record_step(recorder, table, simulation, rank, step, start, clock, rng, jitter, finished) -> None:
+def record_step(
+    recorder, table, simulation, rank, step, start, clock, rng, jitter, finished, shared_loss=False
+) -> None:
     """One rank's step; only the first half of its rows and no end if not ``finished``."""
     recorder.begin_step(step, 0)
     at = clock.local
@@ -127,6 +132,8 @@ def record_step(recorder, table, simulation, rank, step, start, clock, rng, jitt
         free = end
     if finished:
         after = start + round(simulation.makespan * MS)
+        if shared_loss:
+            recorder.record(EventKind.LOSS, at(start + round(free * MS)), at(after))
         recorder.record(EventKind.OPTIMIZER, at(after), at(after + 2 * MS))
         recorder.end_step(at(start), at(after + 3 * MS), 1024, 2.5 - step / 10 if rank == table.p - 1 else None)
 

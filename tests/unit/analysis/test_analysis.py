@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mpipipe.analysis import load_segment, report, summary
-from mpipipe.errors import TraceFormatError
+from mpipipe.errors import ConfigError, TraceFormatError
 from mpipipe.formats.trace import FLAG_GRADIENT, EventKind, TraceWriter
 from mpipipe.schedule import Costs, simulate
 from mpipipe.trace import Recorder
@@ -174,12 +174,20 @@ def test_newest_segment_by_default(tmp_path: Path, synthetic: ModuleType) -> Non
     assert load_segment(tmp_path).tables[0].m == 8
     assert load_segment(tmp_path, 1).tables[0].m == 4
     assert load_segment(tmp_path / "trace" / "segment-0001").tables[0].m == 4
-    with pytest.raises(TraceFormatError, match="no trace segment 3; found 1, 2"):
+    assert summary(tmp_path)["segments"] == [{"segment": 1, "num_ranks": 4}, {"segment": 2, "num_ranks": 4}]
+    assert [summary(tmp_path, each)["segment"] for each in (None, 1)] == [2, 1]
+    assert load_segment(tmp_path, 1).text() == "segment 1 of 2 (4 ranks); --segment N for another"
+    assert load_segment(tmp_path / "trace" / "segment-0001").text() == "4 ranks"
+    with pytest.raises(ConfigError, match=r"no trace segment 3 \(allowed: 1, 2\)") as caught:
         load_segment(tmp_path, 3)
-    with pytest.raises(TraceFormatError, match=r"trace\.enabled"):
-        load_segment(tmp_path / "trace" / "segment-0001" / "..")
-    with pytest.raises(TraceFormatError, match="no such folder"):
-        load_segment(tmp_path / "none")
+    assert (caught.value.key, caught.value.value, caught.value.allowed) == ("--segment", 3, "1, 2")
+    with pytest.raises(ConfigError, match=r"one segment's own folder \(allowed: RUN_DIR without --segment\)"):
+        load_segment(tmp_path / "trace" / "segment-0001", 1)
+    for segment in (None, 1):
+        with pytest.raises(ConfigError, match=r"looked for trace/segment-NNNN/rank-NNNNN\.h5 .*trace\.enabled"):
+            load_segment(tmp_path / "trace" / "segment-0001" / "..", segment)
+        with pytest.raises(ConfigError, match="no such folder"):
+            load_segment(tmp_path / "none", segment)
 
 
 def test_nothing_whole_gives_empty_figures_and_no_report(tmp_path: Path) -> None:
@@ -205,10 +213,13 @@ def test_report_writes_picture_and_text(tmp_path: Path, synthetic: ModuleType, s
     assert content[:8] == b"\x89PNG\r\n\x1a\n"
     assert len(content) > 20_000
     figures = json.loads(data.read_text())
-    assert f"| bubble fraction, measured | {figures['mean']['bubble_fraction']:.4f} |" in text.read_text()
+    bubble = figures["mean"]["bubble_fraction"]
+    assert f"| bubble fraction, measured | {bubble:.3f} ({100 * bubble:.1f} %) |" in text.read_text()
     assert "| rank | busy |" in text.read_text()
-    with pytest.raises(TraceFormatError, match="no whole step 9"):
+    assert "Picture of step 1 (asked for): `spacetime-step-00000001.png`" in text.read_text()
+    with pytest.raises(ConfigError, match=r"step 9 is not in it \(allowed: 0 to 2\)") as caught:
         report(tmp_path, tmp_path / "reports", step=9)
+    assert (caught.value.key, caught.value.value, caught.value.exit_code) == ("--step", 9, 2)
 
 
 def test_analysis_needs_no_framework(tmp_path: Path) -> None:

@@ -266,6 +266,10 @@ def test_prepare_config(tmp_path):
         with pytest.raises(ConfigError) as caught:
             prepare_config(run_file, [setting], 2)
         assert caught.value.key == key
+    with pytest.raises(ConfigError, match=r"\"1f1B\" is no schedule. Did you mean '1f1b'\? \(allowed: naive, "):
+        prepare_config(run_file, ["pipeline.schedule=1f1B"], 2)
+    with pytest.raises(ConfigError, match=r"a\.toml: pipeline\.schedule = '1f1b' has one chunk per rank"):
+        prepare_config(run_file, ["pipeline.chunks=2"], 2)
     with pytest.raises(ConfigError) as caught:
         prepare_config(run_file, [], 2, "data.train")
     assert caught.value.key == "data.train"

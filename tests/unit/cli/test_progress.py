@@ -33,7 +33,7 @@ def test_plain_lines_first_every_and_last():
         "starts at step 3 of 25",
         "  stage 0: a",
         "  stage 1: b",
-        *(f"step {n}/25  loss 2.5000  lr 0.001  5120 tokens/s  bubble 12.5 %" for n in (4, 10, 20, 25)),
+        *(f"step {n}/25  loss 2.5000  lr 0.001  5120 tokens/s  bubble fraction 0.125" for n in (4, 10, 20, 25)),
         "step 25: validation loss 2.2500",
         "step 25: saved runs/x",
     ]
@@ -41,7 +41,8 @@ def test_plain_lines_first_every_and_last():
 
 def test_a_step_without_a_loss():
     assert (
-        progress.step_text({**figures(1), "loss": None}) == "step 1/25  loss -  lr 0.001  5120 tokens/s  bubble 12.5 %"
+        progress.step_text({**figures(1), "loss": None})
+        == "step 1/25  loss -  lr 0.001  5120 tokens/s  bubble fraction 0.125"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -140,6 +141,9 @@ def test_schedule_files(capsys, tmp_path):
         path = tmp_path / f"table.{ending}"
         assert main(["schedule", "show", "1f1b", "-p", "2", "-m", "2", "-o", str(path)]) == 0
         assert check(path.read_text()), path.read_text()
+        assert capsys.readouterr().out == f"{path}\n"
+    assert main(["schedule", "show", "1f1b", "-o", str(tmp_path / "b.json"), "--json"]) == 0
+    assert capsys.readouterr().out == ""
     assert main(["schedule", "show", "1f1b", "-p", "2", "-m", "2", "--format", "torch-csv"]) == 0
     assert capsys.readouterr().out == rows
 
@@ -181,9 +185,19 @@ def test_data_build_and_info(capsys, tmp_path):
     )
     assert json_of(capsys, "data", "info", str(tokens)) == built["train"]
     assert main(["data", "info", str(held)]) == 0
-    assert "1 tokens (uint16) of 1 documents" in capsys.readouterr().out
+    assert "1 token of 1 document, stored as uint16" in capsys.readouterr().out
     assert main([*arguments]) == 2
-    assert "exists" in capsys.readouterr().err
+    assert "exists; choose another name, or --overwrite" in capsys.readouterr().err
+
+
+def test_data_build_refuses_what_is_no_text(capsys, tmp_path):
+    (tmp_path / "a.txt").write_text("hello")
+    (tmp_path / "b.bin").write_bytes(b"\0\1")
+    arguments = ["data", "build", str(tmp_path), "-o", str(tmp_path.parent / "t.h5"), "--overwrite"]
+    assert main(arguments) == 2
+    assert "b.bin is no text: it holds a NUL byte. Leave it out" in capsys.readouterr().err
+    assert json_of(capsys, *arguments, "--exclude", "b.bin")["train"]["tokens"] == 5
+    assert json_of(capsys, *arguments, "--binary")["train"]["tokens"] == 7
 
 
 def test_files_of_a_list(tmp_path):
@@ -193,11 +207,15 @@ def test_files_of_a_list(tmp_path):
     assert find_files([str(tmp_path), str(tmp_path / "a.txt")]) == [tmp_path / "a.txt", tmp_path / "b" / "c.txt"]
     assert find_files([f"{tmp_path}/**/*.txt"]) == [tmp_path / "a.txt", tmp_path / "b" / "c.txt"]
     for missing in ("none.txt", f"{tmp_path}/*.md"):
-        with pytest.raises(ConfigError, match="names no file"):
+        with pytest.raises(ConfigError, match=f"^{re.escape(missing)} names no file"):
             find_files([missing])
 
 
 def test_checkpoint_list_and_show_of_nothing(capsys, tmp_path):
+    error = json_of(capsys, "checkpoint", "list", str(tmp_path), code=2)["error"]
+    assert f"{tmp_path} is no run folder: it has no checkpoints, no config.toml and no status.json" in error["message"]
+    assert json_of(capsys, "checkpoint", "show", str(tmp_path), code=2)["error"]["message"] == error["message"]
+    (tmp_path / "config.toml").write_text("")
     assert json_of(capsys, "checkpoint", "list", str(tmp_path))["checkpoints"] == []
     assert "no complete checkpoint" in json_of(capsys, "checkpoint", "show", str(tmp_path), code=2)["error"]["message"]
     assert (
@@ -216,7 +234,8 @@ def test_checkpoint_list_and_show(capsys, tmp_path):
     folder = paths.checkpoint(7)
     folder.mkdir(parents=True)
     shard = folder / files.shard_name(0)
-    entries = files.write_shard(shard, {"/parameters/w": np.ones((2, 3), np.float32)})
+    names = ("/parameters/w", "/optimizer/exp_avg/w", "/optimizer/exp_avg_sq/w", "/buffers/b")
+    entries = files.write_shard(shard, {name: np.ones((2, 3), np.float32) for name in names})
     manifest = files.make_manifest(7, {shard.name: shard.stat().st_size}, entries, {}, {"seed": 5}, "")
     master = files.write_master(folder, manifest)
     sizes = {path.name: path.stat().st_size for path in (shard, master)}
@@ -229,10 +248,20 @@ def test_checkpoint_list_and_show(capsys, tmp_path):
     shown = json_of(capsys, "checkpoint", "show", str(tmp_path))
     assert shown["step"] == 7
     assert shown["scalars"] == {"seed": 5}
+    assert set(shown["tensors"]) == set(names)
     assert shown["tensors"]["/parameters/w"]["shape"] == [2, 3]
     assert main(["checkpoint", "list", str(tmp_path)]) == 0
+    capsys.readouterr()
     assert main(["checkpoint", "show", str(folder)]) == 0
-    assert "2x3" in capsys.readouterr().out
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "seed = 5",
+        "tensor         type     shape",
+        "/parameters/w  float32    2x3",
+        "/buffers: 1 tensor, 24 B; --all lists them",
+        "/optimizer: 2 tensors, 48 B; --all lists them",
+    ]
+    assert main(["checkpoint", "show", str(folder), "--all"]) == 0
+    assert capsys.readouterr().out.count("  float32    2x3  shard-0000.h5\n") == 4
     assert main(["checkpoint", "show", str(tmp_path), "--step", "8"]) != 0
 
 
@@ -247,6 +276,7 @@ def test_checkpoint_list_and_show(capsys, tmp_path):
 )
 def test_verbs_without_torch_and_mpi(tmp_path, arguments):
     (tmp_path / "a.txt").write_text("hello")
+    (tmp_path / "status.json").write_text("{}")
     done = run_blocked(*arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
@@ -314,49 +344,15 @@ def test_plan_refusals(capsys, tmp_path):
         said = capsys.readouterr()
         assert said.out == ""
         assert said.err.startswith("error: ")
+    assert main(["plan", str(run_file)]) == 2
+    said = capsys.readouterr().err
+    assert said == (
+        f"error: {run_file}: pipeline.ranks is not set, so the number of ranks is not known: "
+        "give --ranks N, or set pipeline.ranks\n"
+    )
 
 
 def test_plan_without_torch_and_mpi(tmp_path):
     (tmp_path / "a.toml").write_text(RUN_FILE)
     done = run_blocked("plan", "a.toml", "--ranks", "4", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-
-
-def test_trace_verbs_pass_on_what_they_are_told(capsys, tmp_path, monkeypatch):
-    import mpipipe.analysis
-    import mpipipe.analysis.report
-
-    asked = []
-
-    def summary(run_dir, segment, *, allow_uncalibrated):
-        asked.append((run_dir, segment, allow_uncalibrated))
-        return {"p": 2}
-
-    def report(run_dir, folder, step, *, segment, allow_uncalibrated):
-        asked.append((run_dir, folder, step, segment, allow_uncalibrated))
-        return [folder / "a.png"]
-
-    monkeypatch.setattr(mpipipe.analysis, "summary", summary)
-    monkeypatch.setattr(mpipipe.analysis, "report", report)
-    monkeypatch.setattr(sys.modules["mpipipe.analysis.report"], "summary_text", lambda figures: f"text of {figures}\n")
-    run = str(tmp_path)
-    assert json_of(capsys, "trace", "summary", run, "--segment", "3", "--allow-uncalibrated") == {"p": 2}
-    assert main(["trace", "summary", run]) == 0
-    assert capsys.readouterr().out == "text of {'p': 2}\n"
-    assert json_of(capsys, "trace", "report", run) == {"files": [str(tmp_path / "reports" / "a.png")]}
-    assert main(["trace", "report", run, "-o", f"{run}/x", "--step", "7"]) == 0
-    assert asked == [
-        (tmp_path, 3, True),
-        (tmp_path, None, False),
-        (tmp_path, tmp_path / "reports", None, None, False),
-        (tmp_path, tmp_path / "x", 7, None, False),
-    ]
-
-
-def test_trace_of_nothing(capsys, tmp_path):
-    error = json_of(capsys, "trace", "summary", str(tmp_path / "none"), code=2)["error"]
-    assert "no such folder" in error["message"]
-    assert json_of(capsys, "trace", "report", str(tmp_path), code=1)["error"]["type"] == "TraceFormatError"
-    done = run_blocked("trace", "summary", ".", "--json", cwd=tmp_path)
-    assert done.returncode == 1
-    assert json.loads(done.stdout)["error"]["type"] == "TraceFormatError"

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from mpipipe.config import Config
 from mpipipe.config.keys import section_fields
 from mpipipe.config.later import LATER_KEYS, LATER_VALUES, ONLY_NOW
+from mpipipe.config.sections import PipelineSection
 from mpipipe.errors import ConfigError, PartitionError, TopologyError
 
 MINIMAL = """
@@ -326,7 +327,7 @@ def test_resolve_refuses_another_number_of_ranks(run_file):
     error = caught.value
     assert (error.key, error.value, error.file) == ("pipeline.ranks", 4, "small.toml")
     assert "asks for 4 ranks, the launch has 3 (MPI world size 3)" in str(error)
-    assert "mpirun -n 4 mpipipe train small.toml" in str(error)
+    assert str(error).endswith("start 'mpirun -n 4 mpipipe train small.toml', or remove pipeline.ranks to use all")
 
 
 def test_resolve_checks_the_split(run_file):
@@ -334,7 +335,9 @@ def test_resolve_checks_the_split(run_file):
         Config.load(run_file, ["pipeline.chunks=5"]).resolve(2)
     with pytest.raises(PartitionError, match=r"at most 8"):
         Config.load(run_file).resolve(9)
-    with pytest.raises(PartitionError, match=r"a list of 3 numbers"):
+    with pytest.raises(PartitionError, match=r"9 chunks a rank on 1 rank make 9 stages, .*at most 8 with 1 rank\)"):
+        Config.load(run_file).model_copy(update={"pipeline": PipelineSection(chunks=9, schedule="gpipe")}).resolve(1)
+    with pytest.raises(PartitionError, match=r"is a list of 2, and pipeline.ranks = 3 .*a list of 3 numbers"):
         Config.load(run_file, ["pipeline.partition=[4, 4]"]).resolve(3)
 
 
@@ -345,6 +348,11 @@ def test_require(run_file):
     assert caught.value.key == "data.train"
     assert str(caught.value).count("\n") == 1
     config.require("model.layers", "run.steps")
+
+
+def test_a_key_that_the_problem_begins_with_is_not_said_twice():
+    assert str(ConfigError("run.steps = 3 is odd", file="a.toml", key="run.steps")) == "a.toml: run.steps = 3 is odd"
+    assert str(ConfigError("run.steps are few", file="a.toml", key="run")) == "a.toml: run: run.steps are few"
 
 
 def test_frozen_and_strict(run_file):

@@ -25,7 +25,9 @@ def test_tokens_are_the_bytes_in_the_order_of_the_paths(tmp_path: Path) -> None:
     paths = corpus(tmp_path, b"abc\n", b"", "\u00e9\u4e16".encode(), b"\x00\xff")
     payload = b"abc\n"
     calls: list[tuple[int, int]] = []
-    built = build_byte_tokens(paths[::-1], tmp_path / "tokens.h5", lambda done, total: calls.append((done, total)))
+    built = build_byte_tokens(
+        paths[::-1], tmp_path / "tokens.h5", lambda done, total: calls.append((done, total)), binary=True
+    )
     file = TokensFile(tmp_path / "tokens.h5")
     assert (
         file.read(0, file.length).tobytes()
@@ -64,11 +66,11 @@ def test_refusals(tmp_path: Path) -> None:
         build_byte_tokens([tmp_path], output)
     with pytest.raises(DataError, match="no text file is named"):
         build_byte_tokens([], output)
-    with pytest.raises(DataError, match="hold no byte"):
+    with pytest.raises(DataError, match=r"no byte in the 1 file named: .*1\.txt"):
         build_byte_tokens([paths[1]], output)
     with pytest.raises(DataError, match="at least 2; 1 was asked for"):
         build_byte_tokens(paths, output, validation=tmp_path / "v.h5", validation_every=1)
-    with pytest.raises(DataError, match="2 files with text leave nothing to hold out with every document number 3"):
+    with pytest.raises(DataError, match="with --validation-every 3 nothing of 2 files with text is held out"):
         build_byte_tokens(paths, output, validation=tmp_path / "v.h5", validation_every=3)
     with pytest.raises(DataError, match="for training and for validation"):
         build_byte_tokens(paths, output, validation=output, validation_every=2)
@@ -81,7 +83,7 @@ def test_an_existing_file_is_kept_unless_asked(tmp_path: Path) -> None:
     paths = corpus(tmp_path, b"new", b"text")
     output = tmp_path / "out.h5"
     output.write_bytes(b"old")
-    with pytest.raises(DataError, match=r"out\.h5: the file exists"):
+    with pytest.raises(DataError, match=r"out\.h5: the file exists; choose another name, or --overwrite"):
         build_byte_tokens(paths, output)
     with pytest.raises(DataError, match=r"out\.h5: the file exists"):
         build_byte_tokens(paths, tmp_path / "train.h5", validation=output, validation_every=2)
@@ -89,6 +91,37 @@ def test_an_existing_file_is_kept_unless_asked(tmp_path: Path) -> None:
     assert not (tmp_path / "train.h5").exists()
     build_byte_tokens(paths, output, overwrite=True)
     assert TokensFile(output).length == 7
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"\x89HDF\r\n\x1a\n", "is an HDF5 file"),
+        (b"a" * 8191 + b"\0", "holds a NUL byte"),
+        ("text".encode("utf-16"), "holds a NUL byte"),
+    ],
+)
+def test_what_is_no_text_is_refused(tmp_path: Path, content: bytes, why: str) -> None:
+    texts = corpus(tmp_path, b"a", b"b")
+    odd, output = tmp_path / "an odd one.bin", tmp_path / "out.h5"
+    odd.write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        build_byte_tokens([*texts, odd], output)
+    assert f"{odd} is no text: it {why}. Leave it out" in str(caught.value)
+    assert "--exclude 'an odd one.bin'), or take its bytes as they are with --binary" in str(caught.value)
+    assert not output.exists()
+    assert build_byte_tokens([*texts, odd], output, binary=True).train.length == 2 + len(content)
+
+
+def test_of_several_that_are_no_text_the_first_is_named_and_the_others_counted(tmp_path: Path) -> None:
+    paths = corpus(tmp_path, b"a", b"\0", b"\0b", b"\0c")
+    with pytest.raises(DataError, match=r"1\.txt is no text: it holds a NUL byte, and 2 files more of 4 as well"):
+        build_byte_tokens(paths, tmp_path / "out.h5")
+
+
+def test_text_of_any_script_and_a_nul_far_inside_are_taken(tmp_path: Path) -> None:
+    paths = corpus(tmp_path, "\u4e16\u754c".encode(), b"\xff\xfe latin", b"a" * 8192 + b"\0")
+    assert build_byte_tokens(paths, tmp_path / "out.h5").train.length == 6 + 8 + 8193
 
 
 def test_entropies_by_hand() -> None:

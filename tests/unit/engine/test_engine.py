@@ -142,7 +142,7 @@ def test_a_layer_that_returns_no_tensor_is_named() -> None:
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             return x, x
 
-    with pytest.raises(EngineError, match=r"layer 1 \(1\) returned tuple; .*one tensor"):
+    with pytest.raises(EngineError, match=r"layer 1 \(Pair\) returned tuple; .*one tensor"):
         little.train_on(2, lambda: [little.linear(), Pair, little.linear()], little.config(), [little.batch(0)])
 
 

@@ -4,6 +4,8 @@ refused.
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,11 +13,12 @@ import numpy as np
 import pytest
 import torch
 
+from mpipipe.cli import main
 from mpipipe.config import Config
 from mpipipe.errors import CheckpointMismatchError, CheckpointNotFoundError, ConfigError
 from mpipipe.formats.checkpoint import make_manifest, write_manifest, write_master, write_shard
 from mpipipe.formats.paths import RunPaths
-from mpipipe.generate import generate
+from mpipipe.generate import generate, sampler
 from mpipipe.model import gpt2_layers, token_loss
 
 TEXT = b"pipelines "
@@ -126,8 +129,53 @@ def test_prompts_that_have_no_tokens(save: Callable[..., Path], parameters: Tens
         generate(run_dir, "", 1)
     with pytest.raises(ConfigError, match=r"the prompt holds the byte 195, which model\.vocab = 128 does not have"):
         generate(run_dir, "\u00e9", 1)
-    with pytest.raises(ConfigError, match="max_tokens"):
+    with pytest.raises(ConfigError, match=r"-1 tokens were asked for .*max_tokens"):
         generate(run_dir, "a", -1)
+    for temperature in (-0.5, math.nan, math.inf):
+        with pytest.raises(ConfigError, match=rf"a temperature of {temperature} was asked for .allowed: 0, always"):
+            generate(run_dir, "a", 1, temperature=temperature)
+    for seed in (-1, 2**63):
+        with pytest.raises(ConfigError, match=f"a seed of {seed} was asked for"):
+            generate(run_dir, "a", 1, temperature=1.0, seed=seed)
     save(2, parameters, of=config(vocab=300))
     with pytest.raises(ConfigError, match=r"model\.vocab: text is made from bytes only"):
         generate(run_dir, "a", 1)
+
+
+def test_a_sample_is_the_same_for_the_same_seed_and_greedy_as_the_temperature_falls(
+    save: Callable[..., Path], parameters: Tensors
+) -> None:
+    run_dir = save(1, parameters)
+    drawn = [generate(run_dir, "pipe", 40, temperature=1.5, seed=seed) for seed in (0, 0, 1)]
+    torch.manual_seed(9)  # torch's own generator has no part in it
+    assert drawn[0] == drawn[1] == generate(run_dir, "pipe", 40, temperature=1.5)
+    assert drawn[0] != drawn[2]
+    for temperature in (1e-3, 1e-310):
+        assert generate(run_dir, "pipe", 16, temperature=temperature, seed=5) == "lines pipelines "
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+def test_frequencies_are_those_of_the_softmax(temperature: float) -> None:
+    probabilities = torch.tensor([0.6, 0.3, 0.1, 0.0])
+    expected = probabilities.double() ** (1 / temperature)
+    expected /= expected.sum()
+    choose = sampler(temperature, 7)
+    scores = probabilities.log() + 1000
+    draws = torch.bincount(torch.tensor([choose(scores) for _ in range(20_000)]), minlength=4) / 20_000
+    assert draws.tolist() == pytest.approx(expected.tolist(), abs=0.015)  # four standard deviations
+    assert draws[3] == 0
+
+
+def test_temperature_and_seed_on_the_command_line(
+    save: Callable[..., Path], parameters: Tensors, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = save(1, parameters)
+    arguments = ["generate", str(run_dir), "--prompt", "pipe", "--max-tokens", "20"]
+    assert main([*arguments, "--temperature", "1.5", "--seed", "3", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["text"] == generate(run_dir, "pipe", 20, temperature=1.5, seed=3)
+    assert main(arguments) == 0
+    assert capsys.readouterr().out == "pipe" + generate(run_dir, "pipe", 20) + "\n"
+    assert main([*arguments, "--temperature", "-1"]) == 2
+    assert "error: a temperature of -1 was asked for (allowed: 0, " in capsys.readouterr().err
+    assert main([*arguments[:3], ""]) == 2
+    assert capsys.readouterr().err == "error: the prompt is empty (allowed: at least one character)\n"

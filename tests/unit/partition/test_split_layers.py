@@ -101,8 +101,16 @@ def test_head_is_paid_by_the_last_stage() -> None:
     assert partition.bounds == ((0, 7), (7, 10))
     assert partition.costs == (18.0, 18.0)
     assert str(partition).splitlines() == [
-        "stage 0: embedding .. blocks.5 (6 counted, 50.0% of the cost)",
-        "stage 1: blocks.6 .. head (2 counted, 50.0% of the cost)",
+        "stage 0: layers embedding .. blocks.5, 50.0% of the cost",
+        "stage 1: layers blocks.6 .. head, 50.0% of the cost",
+    ]
+
+
+def test_a_partition_in_words_with_layers_of_one_s_own() -> None:
+    partition = make_partition(describe_costs([3, 1, 4]), 2, [1, 2])
+    assert str(partition).splitlines() == [
+        "stage 0: layer 0, 37.5% of the cost",
+        "stage 1: layers 1 .. 2, 62.5% of the cost",
     ]
 
 
@@ -119,7 +127,8 @@ def test_listed() -> None:
         (
             [5],
             2,
-            r"has 1 entries, but pipeline\.ranks times pipeline\.chunks is 2 stages .allowed: 2 numbers that sum to 5",
+            r"^pipeline\.partition = \[5\] is a list of 1, but pipeline\.ranks times pipeline\.chunks is 2 "
+            r".allowed: a list of 2 that sums to 5",
         ),
         ([5, 0], 2, r"leaves stage 1 without a layer"),
         ([6, -1], 2, r"leaves stage 1 without a layer"),
@@ -134,12 +143,11 @@ def test_listed_split_that_does_not_add_up_is_refused(sizes: list[int], stages: 
 
 
 def test_too_many_stages_names_the_largest_number_of_chunks() -> None:
-    with pytest.raises(
-        PartitionError, match=r"pipeline\.chunks = 3 makes 12 stages for 10 layers.*at most 2 with 4"
-    ) as caught:
+    message = r"^pipeline\.chunks = 3 times pipeline\.ranks = 4 makes 12 stages for 10 layers.*at most 2 with 4 ranks"
+    with pytest.raises(PartitionError, match=message) as caught:
         make_partition(decoder(10), 12, "cost", ranks=4)
     assert (caught.value.key, caught.value.value) == ("pipeline.chunks", 3)
-    with pytest.raises(PartitionError, match=r"pipeline\.ranks = 4 is too many: .*at most 3 ranks") as caught:
+    with pytest.raises(PartitionError, match=r"^pipeline\.ranks = 4 is too many: .*at most 3 ranks") as caught:
         make_partition(decoder(3), 4, "even", ranks=4)
     assert caught.value.key == "pipeline.ranks"
     with pytest.raises(PartitionError, match=r"pipeline\.ranks times pipeline\.chunks at most 3"):

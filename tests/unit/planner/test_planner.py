@@ -72,8 +72,9 @@ def test_the_split_by_cost_is_never_worse():
 def test_text_and_figures():
     report = plan(config(), 4)
     text = str(report)
-    assert "schedule 1f1b: 4 ranks, 1 chunks a rank, 8 microbatches a step" in text
-    assert "stage 3: blocks.6 .. head" in text
+    assert "schedule 1f1b: 4 ranks, 1 chunk a rank, 8 microbatches a step" in text
+    assert "stage 3: layers blocks.6 .. head" in text
+    assert "the same as a list: pipeline.partition = [2, 2, 2, 2]" in text
     assert "by rank: 4 3 2 1" in text
     found = json.loads(json.dumps(report.figures()))
     assert found["partition"] == [2, 2, 2, 2]
@@ -109,6 +110,7 @@ def test_advice_with_chunks_and_with_fewer_microbatches_than_ranks():
     (line,) = advice(4, 2, 8, "interleaved")
     assert "0.158" in line  # 3/19
     assert "0.086" in line  # 3/35
+    assert advice(4, 1, 1, "gpipe")[0].startswith("1 microbatch on 4 ranks is few: ")
     (line,) = advice(4, 2, 2, "interleaved")
     assert "0.556" in line  # 5/9
     with pytest.raises(ScheduleError, match="no formula"):

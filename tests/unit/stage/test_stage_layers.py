@@ -232,6 +232,38 @@ def test_an_evaluation_keeps_nothing_and_gives_the_forward_s_bits() -> None:
     assert count == 4
 
 
+class Broken(nn.Module):
+    """Fails in its forward, or in its backward."""
+
+    def __init__(self, forward: bool) -> None:
+        super().__init__()
+        self.fails = forward
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.fails:
+            raise ValueError("here")
+        y = x * 2
+
+        def hook(gradient: torch.Tensor) -> torch.Tensor:
+            raise ValueError("there")
+
+        y.register_hook(hook)
+        return y
+
+
+def test_a_fault_names_the_layer_by_its_class_where_it_has_no_name() -> None:
+    with pytest.raises(ValueError, match="here") as caught:
+        step(stage_of([nn.Linear(16, 16), Broken(True)], first=2), *data())
+    assert caught.value.__notes__ == ["mpipipe: in layer 3 (Broken), stage 0, microbatch 0"]
+    with pytest.raises(ValueError, match="there") as caught:
+        step(stage_of([nn.Linear(16, 16), Broken(False)]), *data())
+    assert caught.value.__notes__ == ["mpipipe: in the backward of layer 1 (Broken), microbatch 0"]
+    named = Stage(0, [StageLayer(Broken(True), 0, "blocks.0")], HostDevice(), little.square_loss)
+    with pytest.raises(ValueError, match="here") as caught:
+        step(named, *data())
+    assert caught.value.__notes__ == ["mpipipe: in layer 0 (blocks.0), stage 0, microbatch 0"]
+
+
 def test_the_batch_itself_stays_as_it_is() -> None:
     inputs, target = data()
     given = inputs.clone().requires_grad_()

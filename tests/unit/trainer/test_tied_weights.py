@@ -193,7 +193,7 @@ def test_moments_and_norms_know_a_tied_weight_once() -> None:
 
 WRONG = {
     "no such layer": ([("0.weight", "9.weight")], "'9.weight' is in no layer"),
-    "no such parameter": ([("0.weight", "3.weigth")], "no layer has a parameter '3.weigth'"),
+    "no such parameter": ([("0.weight", "3.weigth")], r"has a parameter '3.weigth'. Did you mean '3.weight'\?"),
     "not a parameter's name": ([("0", "3.weight")], "'0' is in no layer"),
     "other shapes": ([("0.weight", "3.bias")], r"0.weight \(\(6, 6\), trained\) and 3.bias \(\(6,\), trained\)"),
 }

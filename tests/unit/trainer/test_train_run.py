@@ -247,7 +247,9 @@ def test_an_evaluation_changes_nothing_on_disk_and_gives_the_training_s_figure(t
 
 def test_an_evaluation_without_a_run_makes_no_folder(tokens: Path, tmp_path: Path) -> None:
     asked = config(tokens, tmp_path / "none", data__validation=[str(tokens / "valid.h5")], eval__batches=2)
-    figures = run_ranks(2, lambda transport: eval_run(asked, transport))[0]
+    with pytest.raises(ConfigError, match=r"run\.dir: .*none holds no checkpoint"):
+        run_ranks(2, lambda transport: eval_run(asked, transport))
+    figures = run_ranks(2, lambda transport: eval_run(asked, transport, resume="never"))[0]
     assert (figures["step"], figures["sequences"]) == (0, 8)
     assert figures["validation_loss"] == pytest.approx(np.log(256), rel=0.02)
     assert not (tmp_path / "none").exists()

@@ -248,14 +248,13 @@ class _Run:
         return self.validation_loss
 
     def _status(self) -> None:
-        if self.trainer.transport.rank == 0:
-            write_status(
-                self.trainer.paths.status,
-                "running",
-                exit_code=None,
-                step=self.trainer.step_index,
-                steps=self.config.run.steps,
-            )
+        """Collective: no rank may be past this, fail and say so, while rank 0 still writes that all is well."""
+        trainer, steps = self.trainer, self.config.run.steps
+        on_first_rank(
+            trainer.transport,
+            trainer.paths,
+            lambda: write_status(trainer.paths.status, "running", exit_code=None, step=trainer.step_index, steps=steps),
+        )
 
 
 def eval_run(config: Config, transport: Transport, *, resume: str | None = None) -> dict[str, object]:

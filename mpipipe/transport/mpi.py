@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mpipipe.environment import check_world
@@ -26,6 +27,11 @@ MAX_PIECE_BYTES = 1 << 30
 """A longer message goes in pieces: Open MPI 5 refuses more than 2**31 - 1 elements in one call."""
 
 DEFAULT_TIMEOUT_S = 600.0
+
+OUTPUT_PASSES_WITHIN_S = 0.5
+"""Launchers drop what they have not passed on when a job aborts: without a pause, the report of the failure is lost at
+times.
+"""
 
 
 class _MpiRequest:
@@ -129,6 +135,7 @@ class MpiTransport:
     def abort(self, code: int) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
+        time.sleep(OUTPUT_PASSES_WITHIN_S)
         self._mpi.COMM_WORLD.Abort(code)
         os._exit(code)
 

@@ -13,7 +13,9 @@ from __future__ import annotations
 import os
 import platform
 import re
+import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 
@@ -82,6 +84,20 @@ def check_world(size: int, environ: Mapping[str, str] | None = None) -> None:
             "launcher and MPI library do not belong together. Use the mpirun or mpiexec of the MPI library that mpi4py "
             "loads ('mpipipe doctor' names it), or with SLURM the --mpi type that it understands: MPICH takes pmi2"
         )
+
+
+def end_launch(code: int, environ: Mapping[str, str] | None = None) -> None:
+    """Ask a PMI launcher to end every process of the launch, exit code ``code``, from one in which MPI has not started.
+
+    hydra takes no notice of such a process's exit, and the others wait for it in ``MPI_Init`` for ever. The words are
+    those of PMI-1's wire protocol, on the open socket that the launcher names in ``PMI_FD``. Other launchers end a
+    launch at the first exit code that is not 0 by themselves: for them it does nothing.
+    """
+    channel = _number(os.environ if environ is None else environ, "PMI_FD")
+    if channel is None:
+        return
+    with suppress(OSError), socket.socket(fileno=os.dup(channel)) as to_launcher:  # OSError too for what is no socket
+        to_launcher.sendall(b"cmd=init pmi_version=1 pmi_subversion=1\ncmd=abort exitcode=%d\n" % code)
 
 
 def node_name(environ: Mapping[str, str] | None = None) -> str:

@@ -6,17 +6,21 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mpipipe.config import Config
-from mpipipe.errors import CheckpointError, CheckpointMismatchError, CheckpointNotFoundError, ConfigError
+from mpipipe.data import ByteTokenizer, TextTokenizer, Tokenizer, expand_paths, load_tokenizer
+from mpipipe.errors import CheckpointError, CheckpointMismatchError, CheckpointNotFoundError, ConfigError, DataError
 from mpipipe.formats.checkpoint import Manifest, list_checkpoints, read_manifest, read_tensors
 from mpipipe.formats.paths import RunPaths
+from mpipipe.formats.tokens import TokensFile
 from mpipipe.model import ModelLayers, gpt2_layers
 
 PARAMETERS = "/parameters/"
 _NUM_BYTES = 256
+_HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 
 def generate(
@@ -27,27 +31,33 @@ def generate(
     *,
     temperature: float = 0.0,
     seed: int = 0,
+    tokenizer: str | Path | None = None,
 ) -> str:
-    """What the model writes after ``prompt``, without the prompt: ``max_tokens`` tokens, one a byte.
+    """What the model writes after ``prompt``, without the prompt: ``max_tokens`` tokens.
+
+    ``tokenizer``: a JSON file of the ``tokenizers`` package or a token file; by default the one that the run's training
+    tokens were made with (:func:`find_tokenizer`).
 
     With ``temperature`` 0 each token is the most probable one, of equals the smaller id. Above 0 it is drawn from the
     softmax of the scores over ``temperature`` (1: the model's own probabilities), by a generator of its own: one
-    ``seed``, one text. The model sees the last model.sequence tokens; bytes that are no UTF-8 become U+FFFD.
+    ``seed``, one text. The model sees the last model.sequence tokens; what is no UTF-8 becomes U+FFFD.
     ``checkpoint_step``: the newest usable checkpoint by default. The model is that of the run file kept in the
     checkpoint, computed in float32 on the CPU.
 
     Raises CheckpointNotFoundError, the errors of reading a checkpoint, CheckpointMismatchError where its parameters
-    are not exactly those of its model, ConfigError for an empty prompt, a vocabulary that is not of bytes, and a number
-    that can't be used.
+    are not exactly those of its model, ConfigError for an empty prompt, a tokenizer that is not found or does not fit
+    model.vocab, and a number that can't be used; DataError for a tokenizer that can't be read.
     """
     _check_numbers(max_tokens, temperature, seed)
     folder = find_checkpoint(run_dir, checkpoint_step)
     manifest = read_manifest(folder)
     config = Config.from_toml(manifest.config_text, file=str(folder))
-    tokens = prompt_tokens(prompt, config.needed_model().vocab)
+    words = find_tokenizer(config, tokenizer)
+    tokens = prompt_tokens(prompt, words, config.needed_model().vocab)
     layers = load_layers(folder, manifest, gpt2_layers(config.needed_model(), config.run.seed))
     choose = sampler(temperature, seed)
-    return continue_bytes(layers, tokens, max_tokens, config.needed_model().sequence, choose)
+    found = continue_tokens(layers, tokens, max_tokens, config.needed_model().sequence, choose)
+    return _added_text(words, tokens, found)
 
 
 def _check_numbers(max_tokens: int, temperature: float, seed: int) -> None:
@@ -57,7 +67,7 @@ def _check_numbers(max_tokens: int, temperature: float, seed: int) -> None:
         raise ConfigError(
             f"a temperature of {temperature:g} was asked for",
             value=temperature,
-            allowed="0, always the most probable byte, or a number above 0",
+            allowed="0, always the most probable token, or a number above 0",
         )
     if not 0 <= seed < 2**63:
         raise ConfigError(f"a seed of {seed} was asked for", value=seed, allowed="a whole number, 0 to 2^63 - 1")
@@ -80,22 +90,82 @@ def find_checkpoint(run_dir: str | Path, step: int | None) -> Path:
     )
 
 
-def prompt_tokens(prompt: str, vocab: int) -> list[int]:
-    """The prompt's bytes as token ids below ``vocab``. Raises ConfigError."""
-    if vocab > _NUM_BYTES:
-        raise ConfigError(
-            "text is made from bytes only", key="model.vocab", value=vocab, allowed=f"at most {_NUM_BYTES}"
-        )
-    tokens = list(prompt.encode())
+def find_tokenizer(config: Config, given: str | Path | None = None) -> Tokenizer:
+    """The tokenizer of ``given``, a JSON file or a token file; without it, that of the run's training tokens: the one
+    in the first file of data.train where that is there, else bytes for a model.vocab of up to 256.
+
+    Raises ConfigError where neither says which it is, DataError for a file that can't be used.
+    """
+    if given is not None:
+        return _tokenizer_of_file(Path(given))
+    try:
+        file = TokensFile(expand_paths(config.data.train, "data.train")[0])
+    except DataError as error:
+        if config.needed_model().vocab <= _NUM_BYTES:
+            return ByteTokenizer()
+        raise _unknown_tokenizer(config, str(error)) from error
+    found = _in_token_file(file)
+    if found is not None:
+        return found
+    if config.needed_model().vocab <= _NUM_BYTES:
+        return ByteTokenizer()
+    raise _unknown_tokenizer(config, f"{file.path} names its tokenizer, {file.tokenizer}, and lacks it")
+
+
+def _unknown_tokenizer(config: Config, why: str) -> ConfigError:
+    return ConfigError(
+        f"the tokenizer of the text is not known: {why}",
+        key="data.train",
+        value=config.data.train,
+        allowed="start where the training token file is found, or name the tokenizer's JSON file or a token file made "
+        "with it: --tokenizer FILE",
+    )
+
+
+def _in_token_file(file: TokensFile) -> Tokenizer | None:
+    """The tokenizer that a token file holds or is of; None where it only names another one."""
+    text = file.tokenizer_json
+    if text is not None:
+        return TextTokenizer(text, f"{file.path} (its tokenizer {file.tokenizer})")
+    return ByteTokenizer() if file.tokenizer == ByteTokenizer.name else None
+
+
+def _tokenizer_of_file(path: Path) -> Tokenizer:
+    if str(path) == ByteTokenizer.name:
+        return ByteTokenizer()
+    if path.is_file():
+        with path.open("rb") as file:
+            is_hdf5 = file.read(len(_HDF5_SIGNATURE)) == _HDF5_SIGNATURE
+        if is_hdf5:
+            found = _in_token_file(TokensFile(path))
+            if found is None:
+                raise DataError(f"{path} names its tokenizer and lacks it; name the tokenizer's JSON file")
+            return found
+    return load_tokenizer(path)
+
+
+def prompt_tokens(prompt: str, tokenizer: Tokenizer, vocab: int) -> list[int]:
+    """The prompt's token ids, all below ``vocab``. Raises ConfigError."""
+    content = np.frombuffer(prompt.encode(), dtype=np.uint8)
+    tokens = [int(number) for number in tokenizer.encode(content, "the prompt")]
     if not tokens:
         raise ConfigError("the prompt is empty", value=prompt, allowed="at least one character")
     if max(tokens) >= vocab:
+        what = "byte" if tokenizer.json is None else "token id"
         raise ConfigError(
-            f"the prompt holds the byte {max(tokens)}, which model.vocab = {vocab} does not have",
+            f"the prompt holds the {what} {max(tokens)}, which model.vocab = {vocab} does not have",
             value=prompt,
-            allowed=f"text of bytes below {vocab}",
+            allowed=f"text of {what}s below {vocab}; the tokenizer is {tokenizer.name}",
         )
     return tokens
+
+
+def _added_text(tokenizer: Tokenizer, before: list[int], found: list[int]) -> str:
+    """The text of ``found`` as it stands after ``before``: some tokenizers drop a blank at the start of a text."""
+    if tokenizer.json is None:
+        return tokenizer.decode(found)
+    head, whole = tokenizer.decode(before), tokenizer.decode(before + found)
+    return whole[len(head) :] if whole.startswith(head) else tokenizer.decode(found)
 
 
 def load_layers(folder: Path, manifest: Manifest, model: ModelLayers) -> list[nn.Module]:
@@ -152,12 +222,10 @@ def sampler(temperature: float, seed: int) -> Callable[[Tensor], int]:
 
 
 @torch.no_grad()
-def continue_bytes(
+def continue_tokens(
     layers: list[nn.Module], tokens: list[int], max_tokens: int, sequence: int, choose: Callable[[Tensor], int]
-) -> str:
-    """``tokens`` continued by ``max_tokens`` bytes that ``choose`` takes, decoded; the context is the last
-    ``sequence`` tokens.
-    """
+) -> list[int]:
+    """The ``max_tokens`` tokens after ``tokens`` that ``choose`` takes; the context is the last ``sequence`` tokens."""
     found: list[int] = []
     for _ in range(max_tokens):
         x: Tensor = torch.tensor([(tokens + found)[-sequence:]], dtype=torch.int64)
@@ -167,4 +235,4 @@ def continue_bytes(
         if not math.isfinite(float(scores.sum())):
             raise CheckpointError(f"the model gives scores that are not finite at token {len(found)}")
         found.append(choose(scores))
-    return bytes(found).decode("utf-8", errors="replace")
+    return found

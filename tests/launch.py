@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
+OPEN_MPI = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_pml": "ob1",
+    "OMPI_MCA_btl": "self,sm",
+}
+"""What Open MPI needs to start as root, and the one transport that ranks of a single machine use: without naming it the
+start takes a second longer (docs/troubleshooting.md). Other libraries do not read these.
+"""
 
-def mpirun() -> list[str]:
-    """The launcher beside this Python, or the one on the PATH; with what Open MPI needs as root and on few cores."""
+
+@functools.cache
+def mpirun() -> tuple[str, ...]:
+    """The launcher beside this Python, or the one on the PATH; with what Open MPI needs to start more ranks than cores
+    and to leave the cores to all of them.
+    """
     beside = Path(sys.executable).with_name("mpirun")
     found = str(beside) if beside.exists() else shutil.which("mpirun")
     assert found, "no mpirun beside this Python and none on the PATH: pip install 'mpipipe[mpi]'"
-    version = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
-    return [found, "--oversubscribe", "--bind-to", "none"] if "Open MPI" in version else [found]
+    said = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=60, check=True)
+    return (found, "--oversubscribe", "--bind-to", "none") if "Open MPI" in said.stdout else (found,)
 
 
 @dataclass(frozen=True)
@@ -32,27 +47,42 @@ class Launch:
 
 
 def launch(num_ranks: int, *arguments: str | Path, timeout: float = 240, cwd: Path | None = None, **env: str) -> Launch:
-    """``mpirun -n num_ranks python ARGUMENTS``. A launch past ``timeout`` seconds is killed and fails the test."""
-    import time
-
+    """``mpirun -n num_ranks python ARGUMENTS``. A launch past ``timeout`` seconds is ended and fails the test."""
     settings = {
+        **OPEN_MPI,
         "OMP_NUM_THREADS": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "OMPI_MCA_pml": "ob1",
-        "OMPI_MCA_btl": "self,sm",
         "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
     }
     command = [*mpirun(), "-n", str(num_ranks), sys.executable, *map(str, arguments)]
     start = time.monotonic()
-    done = subprocess.run(
+    with subprocess.Popen(
         command,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=timeout,
         cwd=cwd,
         env={**os.environ, **settings, **env},
         stdin=subprocess.DEVNULL,
-        check=False,
-    )
-    return Launch(done.returncode, done.stdout, done.stderr, time.monotonic() - start)
+    ) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=timeout)
+        except BaseException as error:
+            stdout, stderr = _end(process)
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            late = f"{' '.join(command)} did not end within {timeout} s"
+            raise AssertionError(f"{late}\n--- stdout\n{stdout}\n--- stderr\n{stderr}") from None
+    return Launch(process.returncode, stdout, stderr, time.monotonic() - start)
+
+
+def _end(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """What it said. By a signal that the launcher passes on: Open MPI's ranks outlive a launcher that is killed."""
+    process.terminate()
+    try:
+        return process.communicate(timeout=10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+    try:
+        return process.communicate(timeout=10)
+    except subprocess.TimeoutExpired:
+        return "", "(its ranks live on)"

@@ -20,7 +20,12 @@ MAX_FUNCTION_LINES = 60
 DRAWERS = {"utils", "util", "helpers", "helper", "common", "core", "manager", "base", "misc"}
 
 # Which modules may import a foreign package at all. A name ending in "/" stands for all below it.
-FOREIGN = {"h5py": ("formats/",), "mpi4py": ("transport/mpi.py",), "cupy": ("device/",)}
+FOREIGN = {
+    "h5py": ("formats/",),
+    "mpi4py": ("transport/mpi.py",),
+    "cupy": ("device/",),
+    "tokenizers": ("data/tokenizer.py",),
+}
 
 # Rooms that must be usable without these packages.
 HEAVY = ("mpi4py", "torch", "cupy")
@@ -80,6 +85,17 @@ def test_a_foreign_package_is_imported_in_one_place_only(package):
             assert any(inside == place or (place.endswith("/") and inside.startswith(place)) for place in allowed), (
                 f"{where(path)} imports {package}; only {', '.join(allowed)} may"
             )
+
+
+def test_what_launches_ranks_is_marked_and_in_one_folder():
+    """tools/test.sh runs ``-m mpi`` over each MPI library, and the rest once."""
+    marked = [path for path in TESTS if path.name.startswith("test_") and path.parent.name == "mpi"]
+    assert len(marked) > 1
+    for path in marked:
+        assert "\npytestmark = pytest.mark.mpi\n" in path.read_text(encoding="utf-8"), f"{where(path)} is not marked"
+    for path in TESTS:
+        if path not in marked:
+            assert "launch" not in imported_packages(parse(path)), f"{where(path)} launches ranks outside of tests/mpi"
 
 
 def modules_of(room):

@@ -301,12 +301,12 @@ def test_every_field_of_a_manifest_is_described(tmp_path: Path) -> None:
 def test_every_object_of_a_token_file_is_described(tmp_path: Path) -> None:
     page = names_in(section(FORMATS, "## Token files"))
     path = tmp_path / "tokens.h5"
-    write_tokens(path, [np.arange(3)], 256, "bytes", [Source("a.txt", 3, "xxh3:0")])
+    write_tokens(path, [np.arange(3)], 256, "a.json", [Source("a.txt", 3, "xxh3:0")], tokenizer_json="{}")
     found: list[str] = []
     with h5py.File(path) as file:
         found += file.attrs
         file.visititems(lambda name, item: found.append(f"/{name}") if isinstance(item, h5py.Dataset) else None)
-    assert len(found) == 10
+    assert len(found) == 11
     assert set(found) <= page
 
 

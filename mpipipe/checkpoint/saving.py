@@ -94,7 +94,8 @@ class _Save:
         try:
             result = action()
         except Exception as error:
-            log.debug("saving step %d failed on this rank", self.step, exc_info=True)
+            level = logging.DEBUG if isinstance(error, OSError | CheckpointError) else logging.ERROR
+            log.log(level, "saving step %d failed on this rank", self.step, exc_info=True)
             trouble = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
         replies = all_gather_objects(self.transport, [result, trouble])
         troubles = [f"rank {rank}: {reply[1]}" for rank, reply in enumerate(replies) if reply[1] is not None]

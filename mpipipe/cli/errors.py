@@ -9,6 +9,7 @@ from typing import Any
 
 from mpipipe.errors import MpipipeError
 
+EXIT_DONE = 0
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_ENVIRONMENT = 3

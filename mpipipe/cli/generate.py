@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -28,9 +29,18 @@ def generate(
     ] = None,
     temperature: Annotated[
         float,
-        typer.Option("--temperature", metavar="T", help="0: always the most probable byte; above 0: drawn, 1 as is."),
+        typer.Option("--temperature", metavar="T", help="0: always the most probable token; above 0: drawn, 1 as is."),
     ] = 0.0,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of the draws: the same seed, the same text.")] = 0,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            "--tokenizer",
+            metavar="FILE",
+            help="A tokenizer's JSON file or a token file. Default: that of the run's training tokens.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Continue a text with a run's checkpoint.
@@ -41,7 +51,7 @@ def generate(
         raise MissingDependencyError("generate needs torch, which is not installed: pip install 'mpipipe[train]'")
     from mpipipe.generate import generate as run
 
-    text = run(run_dir, prompt, max_tokens, step, temperature=temperature, seed=seed)
+    text = run(run_dir, prompt, max_tokens, step, temperature=temperature, seed=seed, tokenizer=tokenizer)
     if as_json:
         print_json({"prompt": prompt, "text": text})
     else:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol, TextIO
 
-from mpipipe.units import format_seconds
+from mpipipe.units import format_bytes, format_seconds
 
 
 class StepLine(Protocol):
@@ -56,29 +56,29 @@ def is_step(figures: Mapping[str, object]) -> bool:
 
 
 @contextmanager
-def step_progress(every_steps: int, stream: TextIO | None = None) -> Iterator[StepLine]:
+def step_progress(every_steps: int, stream: TextIO | None = None, bar: bool = True) -> Iterator[StepLine]:
     """A StepLine that shows steps on ``stream`` (default: standard error).
 
     A terminal gets a bar with the newest figures. Anything else gets a line for the first step it sees, then for every
-    multiple of ``every_steps`` and for the last. Other reports get a line each on both.
+    multiple of ``every_steps`` and for the last, and so does a terminal without ``bar``. Other reports get a line each.
     """
     out = sys.stderr if stream is None else stream
-    if not out.isatty():
+    if not bar or not out.isatty():
         yield _plain_lines(every_steps, out)
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (BarColumn(), TextColumn("{task.description}", markup=False), TimeRemainingColumn())
-    with Progress(*columns, console=Console(file=out)) as bar:
-        task = bar.add_task("first step", total=None)
+    with Progress(*columns, console=Console(file=out)) as drawn:
+        task = drawn.add_task("first step", total=None)
 
         def show(figures: Mapping[str, object]) -> None:
             if not is_step(figures):
-                bar.console.print(event_text(figures), markup=False, highlight=False)
+                drawn.console.print(event_text(figures), markup=False, highlight=False)
                 return
             steps, step = figures.get("steps"), figures.get("step")
-            bar.update(
+            drawn.update(
                 task,
                 description=step_text(figures),
                 total=float(steps) if isinstance(steps, int) else None,
@@ -122,8 +122,9 @@ class _Lines:
 
 @contextmanager
 def counted_progress(what: str, stream: TextIO | None = None) -> Iterator[_Counter]:
-    """A callback ``(done, total)`` in bytes for work that may take over two seconds: a bar on a terminal, a line every
-    ten seconds elsewhere."""
+    """A callback ``(done, total)`` in bytes (total 0: not known) for work that may take over two seconds: a bar on a
+    terminal, a line every ten seconds elsewhere.
+    """
     out = sys.stderr if stream is None else stream
     counter = _Counter(what, out)
     yield counter
@@ -144,12 +145,14 @@ class _Counter:
         if now - self._begun < 2.0 or now - self._told < self._interval_s:
             return
         self._told, self._shown = now, True
-        share = done / total if total else 1.0
-        left = (now - self._begun) * (1 / share - 1) if share else float("inf")
         ending = "\r" if self._out.isatty() else "\n"
-        print(
-            f"{self._what}: {100 * share:.0f} %, {format_seconds(left)} left   ", end=ending, file=self._out, flush=True
-        )
+        if total:
+            share = done / total
+            left = (now - self._begun) * (1 / share - 1) if share else float("inf")
+            far = f"{100 * share:.0f} %, {format_seconds(left)} left"
+        else:
+            far = f"{format_bytes(done)} so far"
+        print(f"{self._what}: {far}   ", end=ending, file=self._out, flush=True)
 
     def finish(self) -> None:
         """End the line of a terminal."""

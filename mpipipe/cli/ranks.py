@@ -11,15 +11,26 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mpipipe import environment
-from mpipipe.cli.errors import EXIT_ENVIRONMENT, EXIT_FAILURE, error_object, exit_code, message, report, show_text
-from mpipipe.errors import ConfigError, MissingDependencyError, MpipipeError, SetupError
+from mpipipe.cli.errors import (
+    EXIT_DONE,
+    EXIT_FAILURE,
+    EXIT_STOPPED,
+    error_object,
+    exit_code,
+    message,
+    report,
+    show_text,
+)
+from mpipipe.errors import ConfigError, LauncherMismatchError, MissingDependencyError, MpipipeError, SetupError
 
 if TYPE_CHECKING:
     from mpipipe.config import Config
@@ -28,7 +39,10 @@ if TYPE_CHECKING:
 AGREE_TIMEOUT_S = 20.0
 """Ranks that see a fault alike meet within this time; a rank that waits for the others longer ends the job."""
 
-_OTHERS_FIRST_S = 1.0
+FIRST_RANK_TELLS_WITHIN_S = 5.0
+"""A fault before MPI that all ranks have is told by rank 0 within this time, start-up of the slowest node included."""
+
+_OUTPUT_PASSES_WITHIN_S = 0.5
 
 
 def on_ranks(
@@ -61,7 +75,19 @@ def on_ranks(
         code = _tell_once(transport, error, as_json)
     except BaseException as error:
         _fail(transport, error, as_json)
+    if code not in (EXIT_DONE, EXIT_STOPPED):
+        _leave_threads(code)
     return code
+
+
+def _leave_threads(code: int) -> None:
+    """A thread that lives on does not keep this process, and with it the launch, after a fault that all ranks saw."""
+    current = threading.current_thread()
+    others = [thread for thread in threading.enumerate() if thread is not current and not thread.daemon]
+    if others and current is threading.main_thread():
+        time.sleep(_OUTPUT_PASSES_WITHIN_S)  # the other ranks leave first: some launchers kill them at the first code
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def _open_world() -> Transport:
@@ -129,20 +155,27 @@ def _tell_once(transport: Transport, error: MpipipeError, as_json: bool) -> int:
         if transport.rank == 0:
             report(error, as_json=as_json)
         transport.close()
-    except Exception:
+    except BaseException:
         _fail(transport, error, as_json)
     return int(codes[0])
 
 
 def _report_from_one_process(error: MpipipeError, as_json: bool) -> int:
-    """Tell of a fault that came before MPI could count the ranks, from the launcher's first process alone.
+    """Tell of a fault that came before MPI could count the ranks, and end the launch.
 
-    The other processes wait a moment, since some launchers kill all at the first exit code that is not 0.
+    The launcher's first process tells it for all. Another one that is still there after a while is not one of all (one
+    node lacks MPI, say): it tells its own, and ends the others, which wait for it in ``MPI_Init``.
     """
-    if environment.launcher().rank in (None, 0):
-        return report(error, as_json=as_json)
-    time.sleep(_OTHERS_FIRST_S)
-    return EXIT_ENVIRONMENT
+    found = environment.launcher()
+    if found.rank:
+        time.sleep(FIRST_RANK_TELLS_WITHIN_S)
+        if isinstance(error, LauncherMismatchError):  # never on one process alone
+            return error.exit_code
+        error.add_note(f"This is rank {found.rank}, on {environment.node_name()}.")
+    code = report(error, as_json=as_json)
+    time.sleep(_OUTPUT_PASSES_WITHIN_S)
+    environment.end_launch(code)
+    return code
 
 
 def _fail(transport: Transport, error: BaseException, as_json: bool) -> NoReturn:
@@ -153,7 +186,7 @@ def _fail(transport: Transport, error: BaseException, as_json: bool) -> NoReturn
 
 def _end_job(transport: Transport, text: str) -> NoReturn:
     """``text`` in one write, so that the lines of several ranks do not mix; then the end of every rank."""
-    sys.stderr.write(text)
-    sys.stderr.flush()
-    sys.stdout.flush()
-    transport.abort(EXIT_FAILURE)
+    try:
+        sys.stderr.write(text)
+    finally:
+        transport.abort(EXIT_FAILURE)

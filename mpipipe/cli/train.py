@@ -96,8 +96,10 @@ def _train(config: Config, transport: Transport, resume: str | None, as_json: bo
         show = None
         if transport.rank == 0:
             _advise(config)
-            stream = sys.stderr if as_json or sys.stderr.isatty() else sys.stdout
-            show = stack.enter_context(step_progress(config.log.every_steps, stream))
+            # Standard error says whether a person watches: Open MPI gives ranks a terminal as standard output, always.
+            watched = sys.stderr.isatty()
+            stream = sys.stderr if as_json or watched else sys.stdout
+            show = stack.enter_context(step_progress(config.log.every_steps, stream, bar=watched))
 
         def report(figures: Mapping[str, object]) -> None:
             step = figures.get("step")

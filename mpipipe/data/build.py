@@ -1,42 +1,97 @@
-"""Token files from text files, one token a byte, and what a model of bytes can reach at best.
+"""Token files from text, and what a model of bytes can reach at best.
 
-A document is a file; documents follow each other in the order of their paths, byte for byte and with nothing between
-them, so that the tokens of one file are the file. Their start offsets are kept in the token file. Empty files make no
-document.
+A document is a file, or what lies between the separator lines of one. With a tokenizer of bytes nothing is put between
+documents, so that the tokens of one file are the file. With another one its end-of-document token stands between two
+documents, where it has one. The start offsets of the documents are kept in the token file.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-import shlex
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
+from mpipipe.data.documents import Document, Progress, Reader, find_documents, find_texts, kept_input
+from mpipipe.data.tokenizer import (
+    BYTE_TOKENIZER,
+    BYTE_VOCAB,
+    ByteTokenizer,
+    Tokenizer,
+    decode_text,
+    load_tokenizer,
+    train_bpe,
+)
 from mpipipe.errors import DataError
-from mpipipe.formats.tokens import Source, TokensInfo, write_tokens
+from mpipipe.formats.tokens import TokensInfo, write_tokens
 from mpipipe.units import counted
 
-BYTE_VOCAB = 256
-BYTE_TOKENIZER = "bytes"
 _SLICE = 1 << 22
-_HEAD_BYTES = 8192
-_HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class BuiltTokens:
-    """What was written: the training file, and the validation file where one was asked for."""
+    """What was written: the training file, the validation file where one was asked for, and the file of the tokenizer
+    where one was trained.
+    """
 
     train: TokensInfo
     validation: TokensInfo | None
+    tokenizer_file: Path | None = None
+
+
+def build_tokens(
+    paths: Sequence[str | Path],
+    output: str | Path,
+    progress: Progress | None = None,
+    *,
+    standard_input: IO[bytes] | None = None,
+    split: str | None = None,
+    tokenizer: str | Path = BYTE_TOKENIZER,
+    bpe_vocab: int | None = None,
+    validation: str | Path | None = None,
+    validation_every: int = 0,
+    binary: bool = False,
+    overwrite: bool = False,
+) -> BuiltTokens:
+    """Write ``output``: the token ids of the files, or of ``standard_input`` in their place, and the sources with sizes
+    and xxh3 checksums.
+
+    ``split``: a line that separates documents; else a file is a document. ``tokenizer``: ``"bytes"``, ids 0 to 255, or
+    a JSON file of the ``tokenizers`` package. ``bpe_vocab``: train a byte-level BPE of that many ids on the documents
+    of ``output``; it is kept in the token files and as ``NAME.tokenizer.json`` beside ``output``.
+
+    With ``validation`` the documents number k, 2k, 3k, ... (k = ``validation_every``, counted from 1 over the documents
+    that are not empty) go to that file instead. ``binary``: take the bytes of files that are no text too.
+    ``progress(done_bytes, total_bytes)`` is called after each document; with a total of 0 while standard input is read.
+    Nothing is written before all paths have been found. Raises DataError for a path that is no file, no paths, no byte
+    at all, an output that exists, a split that leaves one side empty, what is no text (without ``binary``; HDF5, or a
+    NUL near the beginning), text that is no UTF-8 for a tokenizer other than bytes, and a tokenizer that can't be used;
+    MissingDependencyError where the package for it is absent.
+    """
+    if validation is None and validation_every:
+        raise DataError(f"validation_every = {validation_every}, but no validation file is named")
+    if bpe_vocab is not None and str(tokenizer) != BYTE_TOKENIZER:
+        raise DataError(f"--tokenizer {tokenizer} and --train-bpe {bpe_vocab}: one tokenizer is taken; leave one out")
+    made = _Outputs(Path(output), None if validation is None else Path(validation), bpe_vocab, overwrite)
+    with contextlib.ExitStack() as stack:
+        if standard_input is None:
+            files = find_texts(paths, binary=binary)
+        else:
+            made.check()
+            given = kept_input(standard_input, made.output.parent, progress, binary=binary)
+            files = [stack.enter_context(given)]
+        documents = find_documents(files, split)
+        what = "document" if split is not None or standard_input is not None else "file"
+        kept, held = _parted(documents, validation, validation_every, what)
+        made.check()
+        return made.write(kept, held, tokenizer, progress)
 
 
 def build_byte_tokens(
@@ -49,102 +104,115 @@ def build_byte_tokens(
     binary: bool = False,
     overwrite: bool = False,
 ) -> BuiltTokens:
-    """Write ``output``, the bytes of the files as token ids 0 to 255, and the sources with sizes and xxh3 checksums.
-
-    With ``validation`` the documents number k, 2k, 3k, ... (k = ``validation_every``, counted from 1 over the files
-    that are not empty) go to that file instead. ``binary``: take the bytes of files that are no text too.
-    ``progress(done_bytes, total_bytes)`` is called after each file. Nothing is written before all paths have been
-    found. Raises DataError for a path that is no file, no paths, no byte at all, an output that exists, a split that
-    leaves one side empty, and without ``binary`` for a file that is no text: one that begins as HDF5 does, or has a
-    NUL in its first 8192 bytes.
-    """
-    files = _checked_files(paths)
-    if not binary:
-        _refuse_binary([path for path, _ in files])
-    total = sum(size for _, size in files)
-    reader = _Reader(total, progress)
-    if validation is None:
-        if validation_every:
-            raise DataError(f"validation_every = {validation_every}, but no validation file is named")
-        return BuiltTokens(_write(output, files, reader, overwrite), None)
-    if validation_every < 2:
-        raise DataError(f"{validation}: validation_every is at least 2; {validation_every} was asked for")
-    if Path(validation).absolute() == Path(output).absolute():
-        raise DataError(f"{output} is named for training and for validation")
-    if len(files) < validation_every:
-        raise DataError(
-            f"{validation}: with --validation-every {validation_every} nothing of {counted(len(files), 'file')} with "
-            "text is held out; give more files or a smaller number"
-        )
-    for name in (output, validation):  # both before either is written
-        if Path(name).exists() and not overwrite:
-            raise DataError(f"{name}: the file exists; choose another name, or --overwrite to replace it")
-    held = files[validation_every - 1 :: validation_every]
-    kept = [entry for number, entry in enumerate(files, 1) if number % validation_every]
-    return BuiltTokens(_write(output, kept, reader, overwrite), _write(validation, held, reader, overwrite))
-
-
-def _checked_files(paths: Sequence[str | Path]) -> list[tuple[Path, int]]:
-    """(path, size) of every file with at least one byte, in the order of their paths, each once."""
-    if not paths:
-        raise DataError("no text file is named")
-    files = []
-    for path in sorted({Path(path) for path in paths}):
-        if not path.is_file():
-            what = "is a folder; name its files" if path.is_dir() else "does not exist"
-            raise DataError(f"{path} {what} (current folder: {Path.cwd()})")
-        files.append((path, path.stat().st_size))
-    filled = [(path, size) for path, size in files if size]
-    if not filled:
-        raise DataError(f"there is no byte in the {counted(len(files), 'file')} named: {files[0][0]} ...")
-    return filled
-
-
-def _refuse_binary(paths: Sequence[Path]) -> None:
-    """Raise DataError where files are no text, naming the first."""
-    found = [(path, why) for path in paths if (why := _why_no_text(path)) is not None]
-    if not found:
-        return
-    path, why = found[0]
-    more = f", and {counted(len(found) - 1, 'file')} more of {len(paths)} as well" if len(found) > 1 else ""
-    raise DataError(
-        f"{path} is no text: it {why}{more}. Leave it out (found in a folder or by a glob: --exclude "
-        f"{shlex.quote(path.name)}), or take its bytes as they are with --binary"
+    """:func:`build_tokens` with a file a document and a byte a token."""
+    return build_tokens(
+        paths,
+        output,
+        progress,
+        validation=validation,
+        validation_every=validation_every,
+        binary=binary,
+        overwrite=overwrite,
     )
 
 
-def _why_no_text(path: Path) -> str | None:
-    with path.open("rb") as file:
-        head = file.read(_HEAD_BYTES)
-    if head.startswith(_HDF5_SIGNATURE):
-        return "is an HDF5 file"
-    return "holds a NUL byte" if b"\0" in head else None
+def _parted(
+    documents: list[Document], validation: str | Path | None, every: int, what: str
+) -> tuple[list[Document], list[Document]]:
+    """What goes to training, and what is held out."""
+    if validation is None:
+        return documents, []
+    if every < 2:
+        raise DataError(f"{validation}: validation_every is at least 2; {every} was asked for")
+    if len(documents) < every:
+        raise DataError(
+            f"{validation}: with --validation-every {every} nothing of {counted(len(documents), what)} with "
+            f"text is held out; give more {what}s or a smaller number"
+        )
+    return [entry for number, entry in enumerate(documents, 1) if number % every], documents[every - 1 :: every]
 
 
-class _Reader:
-    """Maps files one after another and reports how far it has come."""
+@dataclass(frozen=True)
+class _Outputs:
+    """The files to write."""
 
-    def __init__(self, total_bytes: int, progress: Progress | None) -> None:
-        self.total_bytes, self.done_bytes, self.progress = total_bytes, 0, progress
+    output: Path
+    validation: Path | None
+    bpe_vocab: int | None
+    overwrite: bool
 
-    def documents(self, files: Sequence[tuple[Path, int]], sources: list[Source]) -> Iterator[npt.NDArray[Any]]:
-        """The bytes of each file, uint8 (size,); appends its row to ``sources``."""
-        for path, size in files:
-            content = np.memmap(path, dtype=np.uint8, mode="r", shape=(size,))
-            digest = xxhash.xxh3_64()
-            for first in range(0, size, _SLICE):
-                digest.update(content[first : first + _SLICE].tobytes())
-            sources.append(Source(str(path), size, f"xxh3:{digest.hexdigest()}"))
-            yield content
-            self.done_bytes += size
-            if self.progress is not None:
-                self.progress(self.done_bytes, self.total_bytes)
+    @property
+    def tokenizer_file(self) -> Path | None:
+        if self.bpe_vocab is None:
+            return None
+        return self.output.with_name(f"{self.output.name.removesuffix('.h5')}.tokenizer.json")
+
+    def check(self) -> None:
+        """All are different and none is in the way, before any is written."""
+        if self.validation is not None and self.validation.absolute() == self.output.absolute():
+            raise DataError(f"{self.output} is named for training and for validation")
+        for name in (self.output, self.validation, self.tokenizer_file):
+            if name is not None and name.exists() and not self.overwrite:
+                raise DataError(f"{name}: the file exists; choose another name, or --overwrite to replace it")
+
+    def write(
+        self, kept: list[Document], held: list[Document], tokenizer: str | Path, progress: Progress | None
+    ) -> BuiltTokens:
+        """Choose or train the tokenizer, and write the files."""
+        to_train = _size(kept) if self.bpe_vocab is not None else 0
+        reader = Reader(_size(kept) + _size(held) + to_train, progress)
+        beside = self.tokenizer_file
+        chosen: Tokenizer
+        if self.bpe_vocab is not None:
+            texts = (decode_text(content, document.where) for document, content in reader.contents(kept))
+            chosen = train_bpe(texts, self.bpe_vocab, str(beside))
+        else:
+            chosen = ByteTokenizer() if str(tokenizer) == BYTE_TOKENIZER else load_tokenizer(tokenizer)
+        train = self._write_tokens(self.output, kept, reader, chosen)
+        held_out = None if self.validation is None else self._write_tokens(self.validation, held, reader, chosen)
+        if beside is not None and chosen.json is not None:
+            _write_text(beside, chosen.json)
+        return BuiltTokens(train, held_out, beside)
+
+    def _write_tokens(self, path: Path, documents: list[Document], reader: Reader, tokenizer: Tokenizer) -> TokensInfo:
+        return write_tokens(
+            path,
+            _encoded(documents, reader, tokenizer),
+            tokenizer.vocab,
+            tokenizer.name,
+            lambda: reader.sources(documents),
+            tokenizer_json=tokenizer.json,
+            overwrite=self.overwrite,
+        )
 
 
-def _write(output: str | Path, files: Sequence[tuple[Path, int]], reader: _Reader, overwrite: bool) -> TokensInfo:
-    sources: list[Source] = []
-    documents = reader.documents(files, sources)
-    return write_tokens(output, documents, BYTE_VOCAB, BYTE_TOKENIZER, lambda: sources, overwrite=overwrite)
+def _size(documents: Sequence[Document]) -> int:
+    return sum(document.stop - document.start for document in documents)
+
+
+def _encoded(documents: Sequence[Document], reader: Reader, tokenizer: Tokenizer) -> Iterator[npt.NDArray[Any]]:
+    """The ids of each document, with the end-of-document token at the end of each but the last."""
+    before: npt.NDArray[Any] | None = None
+    for document, content in reader.contents(documents):
+        ids = tokenizer.encode(content, document.where)
+        if tokenizer.end_id is None:
+            yield ids
+        elif len(ids):
+            if before is not None:
+                yield np.append(before, np.uint32(tokenizer.end_id))
+            before = ids
+    if before is not None:
+        yield before
+
+
+def _write_text(path: Path, text: str) -> None:
+    """Written beside its name and renamed."""
+    part = path.with_name(f"{path.name}.part-{os.getpid()}")
+    try:
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def byte_entropies(tokens: npt.NDArray[Any]) -> tuple[float, float]:

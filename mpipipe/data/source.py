@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 
 Ids = npt.NDArray[np.int64]
 
+_LOOKED_AT = 4096
+_FEWEST_PAIRS = 32
+
 
 class Batch(NamedTuple):
     """``inputs`` and ``targets``: int64 (sequences, sequence), targets the inputs one token later; ``samples``:
@@ -95,6 +98,14 @@ class TokenSource:
                 f"{self.key}: {file.path} holds token id {file.max_id} (its vocabulary: {file.vocab}), but "
                 f"model.vocab is {self.vocab}; set model.vocab to {max(file.vocab, file.max_id + 1)}"
             )
+        if _looks_split(file):
+            logger.warning(
+                "%s: %s holds 0 as every second token, as when ids of 32 bits were stored or declared as %s; if they "
+                "were, build the file again",
+                self.key,
+                file.path,
+                file.dtype,
+            )
         if file.vocab > self.vocab:
             logger.info("%s was made with a vocabulary of %d, model.vocab is %d", file.path, file.vocab, self.vocab)
 
@@ -147,3 +158,13 @@ class TokenSource:
             f"{self.key}: {self.files[number].path}, position {position}: token id {int(tokens[row, column])} "
             f"is outside 0 to {self.vocab - 1} (model.vocab = {self.vocab})"
         )
+
+
+def _looks_split(file: TokensFile) -> bool:
+    """Whether the first tokens look like 32-bit ids read as 16-bit ones: each followed by its upper half, 0. Bytes of
+    UTF-16 text look so too, and are not meant.
+    """
+    head = file.read(0, min(file.length, _LOOKED_AT))
+    if file.dtype.itemsize > 2 or file.vocab <= 256 or len(head) < 2 * _FEWEST_PAIRS:
+        return False
+    return not head[1::2].any() and bool(np.count_nonzero(head[::2]) > _FEWEST_PAIRS // 2)

@@ -6,7 +6,8 @@ Layout (version 1), plain HDF5:
 - attributes ``format = "mpipipe-tokens"``, ``version``, ``vocab`` (number of token ids), ``max_id`` (largest id in
 the file, -1 if empty), ``tokenizer`` (``"bytes"``, or the name or file of another tokenizer); - ``/tokens`` uint16
 (vocab up to 65536) or uint32, contiguous: readers map it into memory; - ``/documents`` int64, the position of the
-first token of each document; - ``/sources/path`` text, ``/sources/size_bytes`` int64, ``/sources/checksum`` text
+first token of each document; - ``/tokenizer`` text, only with a tokenizer other than bytes: its JSON, as the
+``tokenizers`` package reads it; - ``/sources/path`` text, ``/sources/size_bytes`` int64, ``/sources/checksum`` text
 (``"xxh3:"`` and 16 hex digits), one row a source file.
 """
 
@@ -25,7 +26,15 @@ import numpy as np
 import numpy.typing as npt
 
 from mpipipe.errors import DataError
-from mpipipe.formats.hdf5 import check_format, open_file, text_attribute, text_dtype, write_format
+from mpipipe.formats.hdf5 import (
+    check_format,
+    open_file,
+    read_text,
+    text_attribute,
+    text_dtype,
+    write_format,
+    write_text,
+)
 
 FORMAT = "mpipipe-tokens"
 VERSION = 1
@@ -45,7 +54,9 @@ class Source:
 
 @dataclass(frozen=True)
 class TokensInfo:
-    """What a token file says about itself. ``max_id`` is -1 in a file without tokens."""
+    """What a token file says about itself. ``max_id`` is -1 in a file without tokens; ``shortest_document`` and
+    ``longest_document`` in tokens, 0 without documents; ``has_tokenizer``: the file holds the tokenizer's JSON.
+    """
 
     path: Path
     length: int
@@ -55,6 +66,14 @@ class TokensInfo:
     tokenizer: str
     num_documents: int
     sources: tuple[Source, ...]
+    shortest_document: int = 0
+    longest_document: int = 0
+    has_tokenizer: bool = False
+
+    @property
+    def mean_document(self) -> float:
+        """Mean length of a document in tokens; 0 without documents."""
+        return self.length / self.num_documents if self.num_documents else 0.0
 
 
 def token_dtype(vocab: int) -> np.dtype[Any]:
@@ -71,14 +90,15 @@ def write_tokens(
     tokenizer: str,
     sources: Sequence[Source] | Callable[[], Sequence[Source]] = (),
     *,
+    tokenizer_json: str | None = None,
     overwrite: bool = False,
 ) -> TokensInfo:
     """Write a token file: under a temporary name beside ``path``, flushed to disk, then renamed.
 
     ``documents``: one integer array (tokens,) a document, read once, in order; empty ones are left out. ``sources``
-    may be a function that is called after the last document. Raises DataError for a file that exists (unless
-    ``overwrite``), for an id outside 0 .. vocab-1 (document, position and value named), and where there is no token
-    at all; OSError where the disk is too small.
+    may be a function that is called after the last document. ``tokenizer_json``: kept in the file. Raises DataError
+    for a file that exists (unless ``overwrite``), for an id outside 0 .. vocab-1 (document, position and value named),
+    and where there is no token at all; OSError where the disk is too small.
     """
     path = Path(path)
     dtype = token_dtype(vocab)
@@ -94,13 +114,24 @@ def write_tokens(
                 raise DataError(f"{path}: the sources hold no token")
             rows = list(sources() if callable(sources) else sources)
             _check_space(path, length * dtype.itemsize)
-            _write_file(part, spool, dtype, length, starts, rows, (vocab, max_id, tokenizer))
+            _write_file(part, spool, dtype, length, starts, rows, (vocab, max_id, tokenizer, tokenizer_json))
         os.replace(part, path)
         _flush_folder(path.parent)
     finally:
         with contextlib.suppress(FileNotFoundError):
             part.unlink()
-    return TokensInfo(path, length, vocab, max_id, dtype, tokenizer, len(starts), tuple(rows))
+    lengths = _shortest_and_longest(np.asarray(starts, dtype=np.int64), length)
+    has_tokenizer = tokenizer_json is not None
+    return TokensInfo(
+        path, length, vocab, max_id, dtype, tokenizer, len(starts), tuple(rows), *lengths, has_tokenizer
+    )
+
+
+def _shortest_and_longest(starts: npt.NDArray[np.int64], length: int) -> tuple[int, int]:
+    if not len(starts):
+        return 0, 0
+    lengths = np.diff(starts, append=length)
+    return int(lengths.min()), int(lengths.max())
 
 
 def _spool_documents(
@@ -144,9 +175,9 @@ def _write_file(
     length: int,
     starts: Sequence[int],
     sources: Sequence[Source],
-    about: tuple[int, int, str],
+    about: tuple[int, int, str, str | None],
 ) -> None:
-    """The HDF5 file from the spooled tokens; ``about`` is (vocab, max_id, tokenizer)."""
+    """The HDF5 file from the spooled tokens; ``about`` is (vocab, max_id, tokenizer, the tokenizer's JSON)."""
     with open_file(part, "w") as file:
         write_format(file, FORMAT, VERSION)
         file.attrs["vocab"], file.attrs["max_id"] = np.int64(about[0]), np.int64(about[1])
@@ -157,6 +188,8 @@ def _write_file(
             count = min(_SLICE, length - first)
             tokens[first : first + count] = np.frombuffer(spool.read(count * dtype.itemsize), dtype=dtype)
         file.create_dataset("documents", data=np.asarray(starts, dtype=np.int64))
+        if about[3] is not None:
+            write_text(file, "tokenizer", about[3])
         group = file.create_group("sources")
         group.create_dataset("path", data=[source.path for source in sources], dtype=text_dtype())
         group.create_dataset("size_bytes", data=np.asarray([source.size_bytes for source in sources], dtype=np.int64))
@@ -194,10 +227,20 @@ class TokensFile:
             self.max_id = _number(file, "max_id", self.path)
             self.tokenizer = text_attribute(file.attrs, "tokenizer") or "unknown"
             self.num_documents = int(_dataset(file, "documents", self.path).shape[0])
+            self._check_width()
             offset = tokens.id.get_offset()  # None for chunked or compressed data, and for no data
         self._map: np.memmap[Any, Any] | None = None
         if offset is not None and self.length:
             self._map = np.memmap(self.path, dtype=self.dtype, mode="r", offset=offset, shape=(self.length,))
+
+    def _check_width(self) -> None:
+        """Ids of a vocabulary that the stored type can't hold have lost their high bits, or were never stored so."""
+        held = int(np.iinfo(self.dtype).max) + 1
+        if self.length and self.vocab > held:
+            raise DataError(
+                f"{self.path}: a vocabulary of {self.vocab} ids is declared, but /tokens is stored as {self.dtype}, "
+                f"which holds {held}; build the file again with {token_dtype(self.vocab)}"
+            )
 
     def read(self, start: int, stop: int) -> Tokens:
         """The tokens start .. stop-1 in the file's dtype, a copy. Raises DataError outside the file."""
@@ -216,6 +259,17 @@ class TokensFile:
             return np.asarray(file["documents"][:], dtype=np.int64)
 
     @property
+    def tokenizer_json(self) -> str | None:
+        """The tokenizer's JSON text, where the file holds one."""
+        with _opened(self.path) as file:
+            if "tokenizer" not in file:
+                return None
+            try:
+                return read_text(file, "tokenizer")
+            except (TypeError, UnicodeDecodeError) as error:
+                raise DataError(f"{self.path}: /tokenizer is no text ({error})") from error
+
+    @property
     def info(self) -> TokensInfo:
         """All the file says about itself."""
         with _opened(self.path) as file:
@@ -224,9 +278,10 @@ class TokensFile:
             if group is not None:
                 columns = (group["path"].asstr()[:], group["size_bytes"][:], group["checksum"].asstr()[:])
                 rows = [Source(str(p), int(size), str(check)) for p, size, check in zip(*columns, strict=True)]
-        return TokensInfo(
-            self.path, self.length, self.vocab, self.max_id, self.dtype, self.tokenizer, self.num_documents, tuple(rows)
-        )
+            lengths = _shortest_and_longest(np.asarray(file["documents"][:], dtype=np.int64), self.length)
+            has_tokenizer = "tokenizer" in file
+        about = (self.path, self.length, self.vocab, self.max_id, self.dtype, self.tokenizer, self.num_documents)
+        return TokensInfo(*about, tuple(rows), *lengths, has_tokenizer)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from mpipipe.collectives import all_gather_objects
 from mpipipe.config import Config
 from mpipipe.data import TokenSource
 from mpipipe.errors import ConfigError, DataError, MpipipeError
@@ -160,6 +161,7 @@ def _train(
         trainer.recorder.close(complete=False)
         raise
     trainer.close()
+    all_gather_objects(transport, None)  # no rank is left that could still write "failed", and be overwritten here
     if transport.rank == 0:
         state: State = "done" if outcome.exit_code == 0 else "stopped"
         write_status(paths.status, state, exit_code=outcome.exit_code, step=outcome.step, loss=outcome.loss)

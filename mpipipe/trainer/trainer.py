@@ -345,11 +345,16 @@ class Trainer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            self.close()
-            return
-        self.recorder.close(complete=False)
-        self._end_the_job(error)
+        try:
+            if error is None:
+                self.close()
+            else:
+                self.recorder.close(complete=False)
+        except BaseException as trouble:
+            self._end_the_job(error or trouble)
+            raise
+        if error is not None:
+            self._end_the_job(error)
 
     def _end_the_job(self, error: BaseException) -> None:
         """End every rank of an MPI launch that this trainer began; the others may be waiting for this one.

@@ -133,11 +133,13 @@ class MpiTransport:
         self._waiter = Waiter(wait, self.local_size, timeout_s)
 
     def abort(self, code: int) -> NoReturn:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        time.sleep(OUTPUT_PASSES_WITHIN_S)
-        self._mpi.COMM_WORLD.Abort(code)
-        os._exit(code)
+        try:  # whatever comes up, a closed pipe or another signal, the job ends
+            sys.stdout.flush()
+            sys.stderr.flush()
+            time.sleep(OUTPUT_PASSES_WITHIN_S)
+        finally:
+            self._mpi.COMM_WORLD.Abort(code)
+            os._exit(code)
 
     def close(self) -> None:
         if self._closed:

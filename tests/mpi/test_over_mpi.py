@@ -8,12 +8,13 @@ import pytest
 import transport_contract as contract
 from launch import REPOSITORY, launch
 
+pytestmark = pytest.mark.mpi
+
 RANKS = REPOSITORY / "tests" / "mpi" / "ranks.py"
 GRID = 5 * 4 * 2
 """Schedules, numbers of microbatches, tied and untied."""
 
 
-@pytest.mark.mpi
 @pytest.mark.parametrize("p", [2, 3, 4])
 def test_contract_and_grid(p: int) -> None:
     ended = launch(p, RANKS)

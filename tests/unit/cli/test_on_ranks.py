@@ -4,6 +4,7 @@ one)."""
 from __future__ import annotations
 
 import json
+import socket
 
 import pytest
 
@@ -54,9 +55,11 @@ class Alone:
 
 @pytest.fixture(autouse=True)
 def no_launcher(monkeypatch):
-    for name in ("PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_ID", "PMIX_RANK"):
+    launchers = ("PMI_RANK", "PMI_SIZE", "PMI_FD", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+    for name in (*launchers, "SLURM_STEP_ID", "PMIX_RANK"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("mpipipe.cli.ranks._OTHERS_FIRST_S", 0.0)
+    monkeypatch.setattr("mpipipe.cli.ranks.FIRST_RANK_TELLS_WITHIN_S", 0.0)
+    monkeypatch.setattr("mpipipe.cli.ranks._OUTPUT_PASSES_WITHIN_S", 0.0)
 
 
 def on_all(size, prepare, work, as_json=False):
@@ -206,12 +209,53 @@ def no_mpi():
     raise MissingDependencyError("mpi4py is missing")
 
 
-@pytest.mark.parametrize(("rank", "text"), [("0", "error: mpi4py is missing\n"), ("1", "")])
-def test_without_mpi_the_launchers_first_process_tells(capsys, monkeypatch, rank, text):
+@pytest.mark.parametrize(("rank", "more"), [("0", ""), ("1", "This is rank 1, on node7.\n")])
+def test_a_process_without_mpi_tells_and_ends_the_launch(capsys, monkeypatch, rank, more):
+    """A process that is not the launcher's first is alone with it if it is still there after a while."""
+    reader, writer = socket.socketpair()
     monkeypatch.setenv("PMI_SIZE", "2")
     monkeypatch.setenv("PMI_RANK", rank)
+    monkeypatch.setenv("PMI_FD", str(writer.fileno()))
+    monkeypatch.setenv("SLURMD_NODENAME", "node7")
     assert on_ranks(ready, done, as_json=False, open_world=no_mpi) == 3
-    assert capsys.readouterr().err == text
+    assert capsys.readouterr().err == "error: mpi4py is missing\n" + more
+    with writer, reader:
+        assert reader.recv(1000).splitlines() == [b"cmd=init pmi_version=1 pmi_subversion=1", b"cmd=abort exitcode=3"]
+
+
+def test_a_wrong_launcher_is_told_by_its_first_process_only(capsys, monkeypatch):
+    monkeypatch.setenv("PMI_SIZE", "2")
+    monkeypatch.setenv("PMI_RANK", "1")
+    assert on_ranks(ready, done, as_json=False, open_world=lambda: check_world(1)) == 3
+    assert capsys.readouterr().err == ""
+
+
+def test_an_interrupt_while_the_ranks_meet_ends_the_job(capsys, monkeypatch):
+    def interrupted(transport, mine):
+        raise KeyboardInterrupt
+
+    def work(config, transport):
+        monkeypatch.setattr("mpipipe.collectives.all_gather_objects", interrupted)
+        raise ConfigError("told by one rank")
+
+    code, transport = alone(work)
+    assert code is None
+    assert transport.calls[-1] == "abort 1"
+    assert "told by one rank" in capsys.readouterr().err
+
+
+def test_a_closed_standard_error_does_not_keep_the_job(monkeypatch):
+    class Closed:
+        def write(self, text):
+            raise BrokenPipeError
+
+        def flush(self):
+            pass
+
+    monkeypatch.setattr("sys.stderr", Closed())
+    code, transport = alone(raising(ValueError("x")))
+    assert code is None
+    assert transport.calls == ["abort 1"]
 
 
 def test_processes_that_mpi_sees_alone_end_with_3(capsys, monkeypatch):

@@ -56,6 +56,14 @@ def test_terminal_gets_a_bar():
     assert "step 1: validation loss 2.2500" in out.getvalue()
 
 
+def test_a_terminal_that_nobody_watches_gets_lines():
+    """Open MPI's standard output is a terminal, and the file behind it once held the escape sequences of a bar."""
+    out = Terminal()
+    with progress.step_progress(10, out, bar=False) as show:
+        show(figures(1))
+    assert out.getvalue() == "step 1/25  loss 2.5000  lr 0.001  5120 tokens/s  bubble fraction 0.125\n"
+
+
 def test_counted_progress_is_silent_for_two_seconds_then_tells(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
@@ -70,6 +78,17 @@ def test_counted_progress_is_silent_for_two_seconds_then_tells(monkeypatch):
         "reading: 75 %",
         "reading: 100 %",
     ]
+
+
+def test_counted_progress_without_a_known_end(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    out = io.StringIO()
+    with progress.counted_progress("reading", out) as count:
+        for second in (1, 11, 12):
+            now[0] = float(second)
+            count(second * 2**20, 0)
+    assert out.getvalue().rstrip() == "reading: 11.0 MiB so far"
 
 
 def test_log_lines(tmp_path, capsys):

@@ -140,3 +140,82 @@ def test_negative_id_is_named(tmp_path: Path) -> None:
         file["tokens"] = np.array([1] * T + [-1], dtype=np.int16)
     with pytest.raises(DataError, match=r"position 8: token id -1 is outside 0 to 100"):
         source(path, vocab=101).batch(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_windows"), [(0, None), (1, None), (T, None), (T + 1, 1), (T + 2, 1), (2 * T, 1), (2 * T + 1, 2)]
+)
+def test_files_around_one_window(tmp_path: Path, num_tokens: int, num_windows: int | None) -> None:
+    """Refused, or whole windows: never a source without any, whose run would end with no update done."""
+    with h5py.File(token_file(tmp_path / "a.h5", [1] * max(num_tokens, 1), vocab=10), "r+") as file:
+        del file["tokens"]
+        file.create_dataset("tokens", data=np.arange(num_tokens, dtype="<u2") % 10)
+    if num_windows is None:
+        with pytest.raises(DataError, match=rf"a\.h5 has {num_tokens} tokens, less than one window of .* = {T + 1};"):
+            source(str(tmp_path / "a.h5"), vocab=10)
+        return
+    data = source(str(tmp_path / "a.h5"), vocab=10, shuffle=False)
+    assert data.num_windows == num_windows
+    assert data.batch(num_windows - 1, 1).targets[0, -1] == num_windows * T % 10
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("windows", [1, 2, 3, 4])
+def test_a_batch_larger_than_the_data_set_and_one_step_more_than_an_epoch(
+    tmp_path: Path, windows: int, shuffle: bool
+) -> None:
+    """B = 3 over data sets of B-2 to B+1 windows: it wraps around within the batch, each epoch whole."""
+    data = source(token_file(tmp_path / "a.h5", list(range(windows * T + 1))), shuffle=shuffle)
+    steps = windows // 3 + 1  # one more than an epoch holds
+    firsts = [int(first) // T for step in range(steps + 3) for first in data.batch(step * 3, 3).inputs[:, 0]]
+    for epoch in range(len(firsts) // windows):
+        assert sorted(firsts[epoch * windows : (epoch + 1) * windows]) == list(range(windows))
+    assert data.batch(3 * steps - 1, 1).samples == (3 * steps - 1,)
+
+
+def test_two_empty_files_among_good_ones_are_named(tmp_path: Path) -> None:
+    good = [token_file(tmp_path / f"{name}.h5", [1] * 20) for name in "ad"]
+    for name in "bc":
+        (tmp_path / f"{name}.h5").touch()
+    with pytest.raises(DataError, match=r"b\.h5: the file is empty \(0 bytes\)"):
+        source(good[0], str(tmp_path / "b.h5"), str(tmp_path / "c.h5"), good[1])
+
+
+def ids_of_32_bits_as_16(path: Path, ids: np.ndarray, vocab: int) -> str:
+    """A token file in which 32-bit ids are declared as 16-bit ones, one half of an id lost."""
+    halves = ids.astype("<u4").view("<u2")[:-1]
+    with h5py.File(token_file(path, [1] * 3, vocab=vocab), "r+") as file:
+        del file["tokens"]
+        file.create_dataset("tokens", data=halves)
+        file.attrs["max_id"] = int(halves.max())
+    return str(path)
+
+
+def test_ids_of_32_bits_that_are_declared_as_16(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    large = ids_of_32_bits_as_16(tmp_path / "large.h5", np.arange(65_536, 65_936), 70_000)
+    with pytest.raises(DataError, match=r"large\.h5: a vocabulary of 70000 ids .* stored as uint16, which holds 65536"):
+        source(large)
+    small = ids_of_32_bits_as_16(tmp_path / "small.h5", np.arange(1, 401), 500)
+    assert source(small, vocab=500).num_tokens == 799
+    assert "data.train: " in caplog.text
+    assert "small.h5 holds 0 as every second token" in caplog.text
+    caplog.clear()
+    source(token_file(tmp_path / "zeros.h5", [0] * 400))
+    source(token_file(tmp_path / "utf16.h5", list(("ordinary text, " * 20).encode("utf-16-le")), vocab=256))
+    source(token_file(tmp_path / "good.h5", list(range(400))))
+    assert "every second token" not in caplog.text
+
+
+@pytest.mark.parametrize("bad", [101, -1])
+def test_one_bad_id_at_the_very_last_position(tmp_path: Path, bad: int) -> None:
+    tokens = np.arange(3 * T + 1) % 101
+    tokens[-1] = bad
+    with pytest.raises(DataError, match=rf"document 0, position {3 * T}: token id {bad} does not fit"):
+        write_tokens(tmp_path / "a.h5", [tokens], 101, "test")
+    with h5py.File(token_file(tmp_path / "b.h5", tokens[:-1].tolist(), vocab=101), "r+") as file:
+        del file["tokens"]
+        file["tokens"] = tokens
+    data = source(str(tmp_path / "b.h5"), vocab=101, shuffle=False)
+    data.batch(0, 2)
+    with pytest.raises(DataError, match=rf"b\.h5, position {3 * T}: token id {bad} is outside 0 to 100"):
+        data.batch(2, 1)

@@ -263,3 +263,39 @@ def test_a_step_may_have_fewer_or_more_sequences_than_the_run_file_says() -> Non
     expected = little.train_on(1, layers, little.config(microbatch=2), batches)
     for p in (2, 3):
         little.assert_same(little.train_on(p, layers, little.config(microbatch=2), batches), expected)
+
+
+class SecondOfTwo:
+    """A transport that notes with which code the job is ended."""
+
+    rank, size = 1, 2
+
+    def __init__(self) -> None:
+        self.ended_with: list[int] = []
+
+    def abort(self, code: int) -> None:
+        self.ended_with.append(code)
+
+
+@pytest.mark.parametrize("in_the_block, told", [(None, "OSError: no room"), (ValueError("mine"), "ValueError: mine")])
+def test_an_error_while_the_trainer_closes_ends_the_job(
+    in_the_block: Exception | None, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Left to the interpreter's end, a thread of the user would keep the rank, and the rank all others."""
+
+    def full(recorder: object, complete: bool = True) -> None:
+        raise OSError("no room")
+
+    made = Trainer(little.config(), [little.linear()], little.square_loss, transport=solo())
+    world = SecondOfTwo()
+    monkeypatch.setattr(made, "transport", world)
+    monkeypatch.setattr(made, "_owns_transport", True)
+    monkeypatch.setattr(made, "_synchronize_clocks", lambda: None)
+    monkeypatch.setattr("mpipipe.trainer.trainer.Recorder.close", full)
+    made.__enter__()
+    with pytest.raises(OSError, match="no room"):
+        made.__exit__(None if in_the_block is None else type(in_the_block), in_the_block, None)
+    assert world.ended_with == [1]
+    said = capsys.readouterr().err
+    assert said.startswith("mpipipe: rank 1 failed, the job ends\n")
+    assert said.endswith(told + "\n")

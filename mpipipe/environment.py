@@ -21,6 +21,14 @@ from importlib import metadata
 
 from mpipipe.errors import LauncherMismatchError
 
+OUTPUT_PASSES_WITHIN_S = 0.5
+"""Launchers drop what they have not passed on when a job ends: without a pause, the report of a failure is lost at
+times.
+"""
+
+FIRST_RANK_TELLS_WITHIN_S = 5.0
+"""A fault that all ranks have is told by rank 0 within this time, start-up of the slowest node included."""
+
 
 @dataclass(frozen=True)
 class LauncherInfo:

@@ -6,12 +6,13 @@ import errno
 import fcntl
 import json
 import logging
-import math
 import os
 import socket
 import time
 from pathlib import Path
 from typing import Literal
+
+from mpipipe.units import finite_or_none
 
 _log = logging.getLogger(__name__)
 
@@ -26,9 +27,7 @@ def write_status(path: Path, state: State, *, exit_code: int | None, **fields: o
     ``exit_code``: what the job's processes exit with, None while it runs. Launchers change exit codes; this file does
     not.
     """
-    given = {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in fields.items()
-    }
+    given = {key: finite_or_none(value) for key, value in fields.items()}
     status = {"state": state, "exit_code": exit_code, **given, "host": socket.gethostname(), "time": time.time()}
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:

@@ -97,3 +97,8 @@ def _three_digits(number: float) -> str:
     if number >= 100:
         return f"{number:.0f}"
     return f"{number:.1f}" if number >= 10 else f"{number:.2f}"
+
+
+def finite_or_none(value: object) -> object:
+    """JSON has no word for nan and infinity: None in their place."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
+from mpipipe.units import finite_or_none
+
 
 def print_json(value: Mapping[str, object]) -> None:
     """One JSON object on standard output; a number that JSON lacks (nan, infinity) becomes null."""
@@ -13,7 +15,7 @@ def print_json(value: Mapping[str, object]) -> None:
 
 def _clean(value: object) -> object:
     if isinstance(value, float):
-        return value if value - value == 0 else None
+        return finite_or_none(value)
     if isinstance(value, Mapping):
         return {str(key): _clean(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):

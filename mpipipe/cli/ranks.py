@@ -30,6 +30,7 @@ from mpipipe.cli.errors import (
     report,
     show_text,
 )
+from mpipipe.environment import FIRST_RANK_TELLS_WITHIN_S, OUTPUT_PASSES_WITHIN_S
 from mpipipe.errors import ConfigError, LauncherMismatchError, MissingDependencyError, MpipipeError, SetupError
 
 if TYPE_CHECKING:
@@ -38,11 +39,6 @@ if TYPE_CHECKING:
 
 AGREE_TIMEOUT_S = 20.0
 """Ranks that see a fault alike meet within this time; a rank that waits for the others longer ends the job."""
-
-FIRST_RANK_TELLS_WITHIN_S = 5.0
-"""A fault before MPI that all ranks have is told by rank 0 within this time, start-up of the slowest node included."""
-
-_OUTPUT_PASSES_WITHIN_S = 0.5
 
 
 def on_ranks(
@@ -85,7 +81,7 @@ def _leave_threads(code: int) -> None:
     current = threading.current_thread()
     others = [thread for thread in threading.enumerate() if thread is not current and not thread.daemon]
     if others and current is threading.main_thread():
-        time.sleep(_OUTPUT_PASSES_WITHIN_S)  # the other ranks leave first: some launchers kill them at the first code
+        time.sleep(OUTPUT_PASSES_WITHIN_S)  # the other ranks leave first: some launchers kill them at the first code
         sys.stderr.flush()
         os._exit(code)
 
@@ -173,7 +169,7 @@ def _report_from_one_process(error: MpipipeError, as_json: bool) -> int:
             return error.exit_code
         error.add_note(f"This is rank {found.rank}, on {environment.node_name()}.")
     code = report(error, as_json=as_json)
-    time.sleep(_OUTPUT_PASSES_WITHIN_S)
+    time.sleep(OUTPUT_PASSES_WITHIN_S)
     environment.end_launch(code)
     return code
 

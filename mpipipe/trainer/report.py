@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpipipe.errors import EngineError
+from mpipipe.units import finite_or_none
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,6 @@ class StepReport:
         if self.skipped:
             line["skipped"] = self.skipped
         return {key: finite_or_none(value) for key, value in line.items()}
-
-
-def finite_or_none(value: object) -> object:
-    """JSON has no word for nan and infinity: None in their place."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def reason_to_skip(count: int, first_bad: str | None) -> str | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from mpipipe.collectives import all_gather_objects
+from mpipipe.collectives import barrier
 from mpipipe.config import Config
 from mpipipe.data import TokenSource
 from mpipipe.errors import ConfigError, DataError, MpipipeError
@@ -27,9 +27,10 @@ from mpipipe.trainer.folder import (
     on_first_rank,
     refuse_used_folder,
 )
-from mpipipe.trainer.report import StepReport, finite_or_none
+from mpipipe.trainer.report import StepReport
 from mpipipe.trainer.trainer import Trainer
 from mpipipe.transport import Transport
+from mpipipe.units import finite_or_none
 
 _log = logging.getLogger(__name__)
 
@@ -108,7 +109,8 @@ def train_run(
     ``resume``: ``"auto"``, ``"never"`` or a checkpoint's folder; default ``run.resume``. ``report`` gets one dict a
     step and one for each evaluation, on every rank. ``status.json`` says in the end how the run ended.
     """
-    paths, lock = RunPaths(Path(config.run.dir)), RunLock(RunPaths(Path(config.run.dir)).lock)
+    paths = RunPaths(Path(config.run.dir))
+    lock = RunLock(paths.lock)
     resume = resume or config.run.resume
     if resume == "never":
         refuse_used_folder(paths, transport)
@@ -161,7 +163,7 @@ def _train(
         trainer.recorder.close(complete=False)
         raise
     trainer.close()
-    all_gather_objects(transport, None)  # no rank is left that could still write "failed", and be overwritten here
+    barrier(transport)  # no rank is left that could still write "failed", and be overwritten here
     if transport.rank == 0:
         state: State = "done" if outcome.exit_code == 0 else "stopped"
         write_status(paths.status, state, exit_code=outcome.exit_code, step=outcome.step, loss=outcome.loss)

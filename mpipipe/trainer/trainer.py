@@ -19,7 +19,7 @@ from mpipipe import collectives
 from mpipipe.config import Config
 from mpipipe.device import open_device
 from mpipipe.engine import Engine, RankProgram, RunResult, compile_program
-from mpipipe.environment import threads_per_rank
+from mpipipe.environment import FIRST_RANK_TELLS_WITHIN_S, threads_per_rank
 from mpipipe.errors import MpipipeError
 from mpipipe.formats.paths import RunPaths
 from mpipipe.formats.trace import EventKind
@@ -36,8 +36,6 @@ from mpipipe.trainer.tracing import open_trace
 from mpipipe.transport import Transport, open_world
 
 _log = logging.getLogger(__name__)
-
-FIRST_RANK_TELLS_WITHIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)

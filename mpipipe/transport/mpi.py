@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from mpipipe.environment import check_world
+from mpipipe.environment import OUTPUT_PASSES_WITHIN_S, check_world
 from mpipipe.errors import (
     MessageMismatchError,
     MissingDependencyError,
@@ -27,11 +27,6 @@ MAX_PIECE_BYTES = 1 << 30
 """A longer message goes in pieces: Open MPI 5 refuses more than 2**31 - 1 elements in one call."""
 
 DEFAULT_TIMEOUT_S = 600.0
-
-OUTPUT_PASSES_WITHIN_S = 0.5
-"""Launchers drop what they have not passed on when a job aborts: without a pause, the report of the failure is lost at
-times.
-"""
 
 
 class _MpiRequest:

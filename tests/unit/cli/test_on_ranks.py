@@ -59,7 +59,7 @@ def no_launcher(monkeypatch):
     for name in (*launchers, "SLURM_STEP_ID", "PMIX_RANK"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("mpipipe.cli.ranks.FIRST_RANK_TELLS_WITHIN_S", 0.0)
-    monkeypatch.setattr("mpipipe.cli.ranks._OUTPUT_PASSES_WITHIN_S", 0.0)
+    monkeypatch.setattr("mpipipe.cli.ranks.OUTPUT_PASSES_WITHIN_S", 0.0)
 
 
 def on_all(size, prepare, work, as_json=False):

@@ -15,7 +15,7 @@ from mpipipe.analysis.summary import averaged_steps, measured_bubble, measured_c
 from mpipipe.errors import MissingDependencyError, TraceFormatError
 from mpipipe.formats.trace import COMPUTE_KINDS, LAST_COMPUTE_KIND, LAST_PIPELINE_KIND, EventKind
 from mpipipe.schedule import Kind, ScheduleTable, Simulation, simulate
-from mpipipe.schedule.draw_png import shade
+from mpipipe.schedule.draw.png import shade
 
 _IDLE = "#f2f2f2"
 _HATCH = "#bdbdbd"

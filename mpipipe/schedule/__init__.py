@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from mpipipe.schedule.action import Action, Kind
 from mpipipe.schedule.check import Problem, find_problems, verify
-from mpipipe.schedule.draw_png import draw_png
-from mpipipe.schedule.draw_text import draw_text
-from mpipipe.schedule.families import build, names
+from mpipipe.schedule.draw.png import draw_png
+from mpipipe.schedule.draw.text import draw_text
 from mpipipe.schedule.figures import figures
 from mpipipe.schedule.forward_only import forward_only
 from mpipipe.schedule.lower import lower, strip
+from mpipipe.schedule.registry import build, names
 from mpipipe.schedule.simulate import Costs, Simulation, simulate
 from mpipipe.schedule.table import ScheduleTable
 

@@ -56,7 +56,7 @@ def verify(table: ScheduleTable) -> None:
 
     The message holds the first problem, how many there are, and the grid with the place marked.
     """
-    from mpipipe.schedule.draw_text import marked_text
+    from mpipipe.schedule.draw.text import marked_text
 
     problems = find_problems(table)
     if not problems:

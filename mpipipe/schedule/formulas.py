@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mpipipe.errors import ScheduleError
-from mpipipe.schedule.families import names
-from mpipipe.schedule.interleaved import group_sizes, warmup_forwards
+from mpipipe.schedule.families.interleaved import group_sizes, warmup_forwards
+from mpipipe.schedule.registry import names
 
 
 def makespan_naive(p: int, v: int, m: int, f: float, b: float) -> float:

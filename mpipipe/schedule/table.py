@@ -178,7 +178,7 @@ class ScheduleTable:
         )
 
     def __str__(self) -> str:
-        from mpipipe.schedule.draw_text import table_text
+        from mpipipe.schedule.draw.text import table_text
 
         return table_text(self)
 

@@ -5,7 +5,7 @@ import pytest
 from mpipipe.errors import ScheduleError
 from mpipipe.schedule import Costs, ScheduleTable, build, draw_png, draw_text, lower, simulate
 from mpipipe.schedule.action import Kind
-from mpipipe.schedule.draw_png import shade
+from mpipipe.schedule.draw.png import shade
 
 
 def words(text):

@@ -5,10 +5,10 @@ import pytest
 
 from mpipipe.errors import ScheduleError
 from mpipipe.schedule import Kind, ScheduleTable, build, draw_text, find_problems, forward_only, lower, names, strip
-from mpipipe.schedule.gpipe import gpipe
-from mpipipe.schedule.interleaved import group_sizes, interleaved
-from mpipipe.schedule.naive import naive
-from mpipipe.schedule.one_f_one_b import one_f_one_b
+from mpipipe.schedule.families.gpipe import gpipe
+from mpipipe.schedule.families.interleaved import group_sizes, interleaved
+from mpipipe.schedule.families.naive import naive
+from mpipipe.schedule.families.one_f_one_b import one_f_one_b
 
 
 def words(text):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mpipipe.schedule.one_f_one_b import alternate, merge
+from mpipipe.schedule.families.one_f_one_b import alternate, merge
+from mpipipe.schedule.family import Family
 from mpipipe.schedule.table import ScheduleTable
 from mpipipe.topology import loop_placement
 
@@ -71,3 +72,10 @@ def warmup_forwards(p: int, v: int, m: int, group: int, rank: int) -> int:
     if v == 1:
         return min(m, p - 1 - rank)
     return min(m * v, (v - 1) * group + 2 * (p - 1 - rank))
+
+
+FAMILY = Family(
+    name="interleaved",
+    summary="1f1b over several chunks per rank: v times less waiting, v times the messages",
+    generate=interleaved,
+)

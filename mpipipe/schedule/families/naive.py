@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mpipipe.schedule.action import Kind
+from mpipipe.schedule.family import Family
 from mpipipe.schedule.table import ScheduleTable
 from mpipipe.topology import loop_placement
 
@@ -36,3 +37,10 @@ def naive(p: int, v: int, m: int) -> ScheduleTable:
         stages=(one_rank + ranks).astype(np.int16).reshape(-1),
         microbatches=np.tile(np.repeat(np.arange(m, dtype=np.int32), 2 * v), p),
     )
+
+
+FAMILY = Family(
+    name="naive",
+    summary="one microbatch at a time: one rank works while the others wait",
+    generate=naive,
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mpipipe.schedule.action import Kind
+from mpipipe.schedule.family import Family
 from mpipipe.schedule.table import ScheduleTable
 from mpipipe.topology import loop_placement
 
@@ -33,3 +34,10 @@ def gpipe(p: int, v: int, m: int) -> ScheduleTable:
         stages=((chunks * p)[None, :] + np.arange(p)[:, None]).astype(np.int16).reshape(-1),
         microbatches=np.tile(np.arange(m, dtype=np.int32), 2 * v * p),
     )
+
+
+FAMILY = Family(
+    name="gpipe",
+    summary="all forwards, then all backwards",
+    generate=gpipe,
+)

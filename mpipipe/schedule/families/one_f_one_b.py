@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpipipe.schedule.action import Kind
+from mpipipe.schedule.family import Family
 from mpipipe.schedule.table import ScheduleTable
 from mpipipe.topology import loop_placement
 
@@ -56,3 +57,12 @@ def merge(out: NDArray[_T], kinds: NDArray[np.uint8], forward: NDArray[_T], back
     order."""
     out[kinds == Kind.F] = forward
     out[kinds == Kind.B] = backward
+
+
+FAMILY = Family(
+    name="1f1b",
+    summary="one forward and one backward in turn: the waiting of gpipe with fewer activations",
+    generate=lambda p, v, m: one_f_one_b(p, m),
+    chunks=1,
+    other_chunks="'interleaved' (1F1B with several chunks per rank)",
+)

@@ -1,6 +1,7 @@
 """One action of a pipeline schedule and its text, as ``2F0`` or ``1SEND_F3``.
 
-The grammar is that of torch.distributed.pipelining: ``{stage}{kind}{microbatch}``.
+The grammar is that of torch.distributed.pipelining: ``{stage}{kind}{microbatch}``, and ``(0F3;3B1)OVERLAP_F_B`` for
+two that run at once.
 """
 
 from __future__ import annotations
@@ -33,7 +34,11 @@ class Kind(IntEnum):
     RECV_B = 7
 
 
-_PATTERN = re.compile(r"(\d+)(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)(\d+)")
+_PATTERN = re.compile(r"([0-9]{1,9})(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)([0-9]{1,9})")
+
+
+_PAIR = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B")
+_EXTRA = re.compile(r"[0-9]{1,9}(UNSHARD|RESHARD|REDUCE_GRAD)")
 
 
 class Action(NamedTuple):
@@ -58,3 +63,26 @@ class Action(NamedTuple):
             )
         stage, kind, microbatch = match.groups()
         return cls(int(stage), Kind[kind], int(microbatch))
+
+
+def overlap_text(first: str, second: str) -> str:
+    """The text of two actions that run at once, in the order given: ``(0F3;3B1)OVERLAP_F_B``."""
+    return f"({first};{second})OVERLAP_F_B"
+
+
+def parse_cell(text: str) -> tuple[Action, ...] | str:
+    """What one cell of a table says: one action, the two of ``(0F3;3B1)OVERLAP_F_B``, or the text of an action of
+    torch.distributed.pipelining that is no work of the pipeline (``2UNSHARD``, ``2RESHARD``, ``0REDUCE_GRAD``).
+
+    Raises ScheduleError for anything else, and for a pair that is not an F and a B.
+    """
+    text = text.strip()
+    if _EXTRA.fullmatch(text):
+        return text
+    pair = _PAIR.fullmatch(text)
+    if pair is None:
+        return (Action.parse(text),)
+    actions = (Action.parse(pair[1]), Action.parse(pair[2]))
+    if {action.kind for action in actions} != {Kind.F, Kind.B}:
+        raise ScheduleError(f"'{text}' is no pair: an F and a B run at once, as in (0F3;3B1)OVERLAP_F_B", action=text)
+    return actions

@@ -73,7 +73,7 @@ def is_sound(table: ScheduleTable) -> bool:
     """True if a compute-only table has no problem but perhaps a deadlock. Same answer as ``find_problems``, without
     the list."""
     owners = np.repeat(np.arange(table.p), np.diff(table.offsets))
-    if not bool(np.all(in_range(table))) or not np.array_equal(np.asarray(table.placement)[table.stages], owners):
+    if not bool(np.all(in_range(table))) or not np.array_equal(table.owners(), owners):
         return False
     forward = find(table, Kind.F)
     found = int(np.count_nonzero(forward >= 0))
@@ -96,8 +96,16 @@ class _Look:
         self.table = table
         self.good = in_range(table)
         self.first = {kind: find(table, kind) for kind in Kind if table.lowered or kind <= Kind.W}
-        self.before, self.after = crossings(table)
+        self.before, self.after = (self._by_cell(crosses) for crosses in crossings(table))
         self.needs = cross_dependencies(table)
+
+    def _by_cell(self, crosses: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """bool (S*m,) from bool (copies, S)."""
+        cells = np.repeat(crosses[0], self.table.m)
+        if len(crosses) == 2:
+            mirrored = np.tile(np.arange(self.table.m) >= self.table.first_mirrored, self.table.num_stages)
+            cells = np.where(mirrored, np.repeat(crosses[1], self.table.m), cells)
+        return cells
 
     def rank(self, index: int) -> int:
         return int(np.searchsorted(self.table.offsets, index, side="right")) - 1
@@ -124,11 +132,13 @@ def _range(look: _Look) -> Iterator[Problem]:
 def _owner(look: _Look) -> Iterator[Problem]:
     table = look.table
     ranks = np.repeat(np.arange(table.p), np.diff(table.offsets))
-    placement = np.asarray(table.placement)
-    stages = np.where(look.good, table.stages, 0)
-    for index in np.flatnonzero(look.good & (placement[stages] != ranks)).tolist():
-        stage = int(table.stages[index])
-        yield look.at(index, "owner", f"stage {stage} belongs to rank {table.placement[stage]}")
+    good = np.flatnonzero(look.good)
+    placements = np.array([table.placement, table.mirror or table.placement])
+    copies = (table.microbatches[good] >= table.first_mirrored).astype(np.intp)
+    for index in good[placements[copies, table.stages[good]] != ranks[good]].tolist():
+        stage, microbatch = int(table.stages[index]), int(table.microbatches[index])
+        of = f" of microbatch {microbatch}" if table.mirror is not None else ""
+        yield look.at(index, "owner", f"stage {stage}{of} belongs to rank {table.rank_of(stage, microbatch)}")
 
 
 def _duplicates(look: _Look) -> Iterator[Problem]:
@@ -159,7 +169,7 @@ def _missing(look: _Look) -> Iterator[Problem]:
 def _missing_cells(look: _Look, absent: NDArray[np.bool_], kind: Kind, why: str) -> Iterator[Problem]:
     for cell in np.flatnonzero(absent).tolist():
         action = look.cell(cell, kind)
-        rank = look.table.placement[action.stage]
+        rank = look.table.rank_of(action.stage, action.microbatch)
         yield Problem(rank, None, str(action), "missing", f"{action} is missing on rank {rank}: {why}")
 
 
@@ -188,7 +198,7 @@ def _messages(look: _Look) -> Iterator[Problem]:
     table, first = look.table, look.first
     if not table.lowered:
         return
-    before, after = np.repeat(look.before, table.m), np.repeat(look.after, table.m)
+    before, after = look.before, look.after
     forward, backward = first[Kind.F] >= 0, (first[Kind.B] >= 0) | (first[Kind.I] >= 0)
     expected = (
         (Kind.RECV_F, before & forward),
@@ -199,7 +209,7 @@ def _messages(look: _Look) -> Iterator[Problem]:
     for kind, wanted in expected:
         for cell in np.flatnonzero(wanted & (first[kind] < 0)).tolist():
             action = look.cell(cell, kind)
-            rank = table.placement[action.stage]
+            rank = table.rank_of(action.stage, action.microbatch)
             yield Problem(rank, None, str(action), "message", f"{action} is missing on rank {rank}")
         for cell in np.flatnonzero(~wanted & (first[kind] >= 0)).tolist():
             yield look.at(int(first[kind][cell]), "message", "there is nothing to send or receive here")

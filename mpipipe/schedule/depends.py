@@ -83,14 +83,34 @@ def _same_rank(table: ScheduleTable) -> tuple[NDArray[np.bool_], NDArray[np.bool
     """bool (A,) twice: the stage before (after) an action's stage is on the same rank as that stage."""
     before, after = crossings(table)
     stages = np.clip(table.stages, 0, table.num_stages - 1)
-    return ~before[stages], ~after[stages]
+    copies = copies_of(table)
+    return ~before[copies, stages], ~after[copies, stages]
+
+
+def copies_of(table: ScheduleTable) -> NDArray[np.intp] | int:
+    """Which copy of its stage does each action: intp (A,) of 0 and 1; plain 0 where every stage exists once."""
+    if table.mirror is None:
+        return 0
+    copies: NDArray[np.intp] = (table.microbatches >= table.first_mirrored).astype(np.intp)
+    return copies
 
 
 def crossings(table: ScheduleTable) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """bool (S,) twice: stage s-1 (s+1) exists and is on another rank than stage s."""
-    placement = np.asarray(table.placement)
-    differs = placement[1:] != placement[:-1]
-    return np.concatenate(([False], differs)), np.concatenate((differs, [False]))
+    """bool (copies, S) twice: stage s-1 (s+1) exists and is on another rank than stage s.
+
+    One copy, or two where the table has a mirror: a microbatch stays with one copy of every stage.
+    """
+    placements = np.array([table.placement] if table.mirror is None else [table.placement, table.mirror])
+    differs = placements[:, 1:] != placements[:, :-1]
+    edge = np.zeros((len(placements), 1), dtype=bool)
+    return np.concatenate((edge, differs), axis=1), np.concatenate((differs, edge), axis=1)
+
+
+def action_crossings(table: ScheduleTable) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """bool (A,) twice: as ``crossings``, for the stage and copy of each action. Stages must be in range."""
+    before, after = crossings(table)
+    copies = copies_of(table)
+    return before[copies, table.stages], after[copies, table.stages]
 
 
 class Progress(NamedTuple):

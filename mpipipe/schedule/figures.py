@@ -24,7 +24,7 @@ def figures(table: ScheduleTable, simulation: Simulation) -> dict[str, Any]:
         "v": table.v,
         "m": table.m,
         "stages": table.num_stages,
-        "placement": list(table.placement),
+        "placement": _placement(table),
         "rows": done.rows(),
         "costs": {name: _plain(getattr(simulation.costs, name)) for name in ("F", "I", "W")},
     }
@@ -37,6 +37,13 @@ def figures(table: ScheduleTable, simulation: Simulation) -> dict[str, Any]:
     result["messages"] = simulation.messages
     result["ordered"] = done.ordered
     return result
+
+
+def _placement(table: ScheduleTable) -> list[Any]:
+    """The rank of each stage, or a list of two where a stage has two copies."""
+    if table.mirror is None:
+        return list(table.placement)
+    return [list(both) for both in zip(table.placement, table.mirror, strict=True)]
 
 
 def _plain(value: Any) -> Any:

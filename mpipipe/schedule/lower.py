@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpipipe.schedule.action import Kind
-from mpipipe.schedule.depends import crossings
+from mpipipe.schedule.depends import action_crossings
 from mpipipe.schedule.table import ScheduleTable
 
 
 def lower(table: ScheduleTable) -> ScheduleTable:
     """The table with its messages: RECV right before the action that uses the data, SEND right after the one that
-    makes it.
+    makes it; around both actions of an overlapped pair.
 
     Only where the two stages live on different ranks. The gradient is sent by the B or I that makes it: ``2SEND_B3``
     after ``2B3``, ``1RECV_B3`` before ``1B3``. A lowered table is returned as it is. Every stage must exist
@@ -23,26 +23,39 @@ def lower(table: ScheduleTable) -> ScheduleTable:
     """
     if table.lowered:
         return table
-    before, after = crossings(table)
-    kinds, stages = table.kinds, table.stages
+    before, after = action_crossings(table)
+    kinds = table.kinds
     is_forward = kinds == Kind.F
     is_backward = (kinds == Kind.B) | (kinds == Kind.I)
-    receives = np.where(is_forward, before[stages], is_backward & after[stages])
-    sends = np.where(is_forward, after[stages], is_backward & before[stages])
+    receives = np.where(is_forward, before, is_backward & after)
+    sends = np.where(is_forward, after, is_backward & before)
     width = 1 + receives.astype(np.int64) + sends
     place = np.cumsum(width) - width + receives
+    source = np.repeat(np.arange(table.num_actions), width)
     new_kinds = np.repeat(kinds, width)
     new_kinds[place[receives] - 1] = np.where(is_forward[receives], Kind.RECV_F, Kind.RECV_B)
     new_kinds[place[sends] + 1] = np.where(is_forward[sends], Kind.SEND_F, Kind.SEND_B)
     starts = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(width)))
+    for first in table.overlaps.tolist():
+        _join(new_kinds, source, int(starts[first]), int(starts[first + 2]))
+    pairs = table.overlaps
     return replace(
         table,
         lowered=True,
         offsets=starts[table.offsets],
         kinds=new_kinds,
-        stages=np.repeat(stages, width),
-        microbatches=np.repeat(table.microbatches, width),
+        stages=table.stages[source],
+        microbatches=table.microbatches[source],
+        overlaps=starts[pairs] + receives[pairs] + receives[pairs + 1],
     )
+
+
+def _join(kinds: NDArray[np.uint8], source: NDArray[np.int64], begin: int, end: int) -> None:
+    """Put the receives of an overlapped pair before both of its actions, and the sends after both."""
+    part = kinds[begin:end]
+    turn = np.where((part == Kind.RECV_F) | (part == Kind.RECV_B), 0, np.where(part <= Kind.W, 1, 2))
+    order = begin + np.argsort(turn, kind="stable")
+    kinds[begin:end], source[begin:end] = kinds[order], source[order]
 
 
 def computing(table: ScheduleTable) -> NDArray[np.int64]:
@@ -62,4 +75,5 @@ def strip(table: ScheduleTable) -> ScheduleTable:
         kinds=table.kinds[kept],
         stages=table.stages[kept],
         microbatches=table.microbatches[kept],
+        overlaps=np.searchsorted(kept, table.overlaps).astype(np.int64),
     )

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mpipipe.errors import ScheduleDeadlockError, ScheduleError
 from mpipipe.schedule.action import Kind
 from mpipipe.schedule.check import is_sound, verify
-from mpipipe.schedule.depends import NONE, Progress, advance, cross_dependencies, crossings
+from mpipipe.schedule.depends import NONE, Progress, action_crossings, advance, cross_dependencies, crossings
 from mpipipe.schedule.lower import strip
 from mpipipe.schedule.table import ScheduleTable
 
@@ -114,8 +114,8 @@ def between_ranks(table: ScheduleTable) -> NDArray[np.int32]:
     """int32 (A,): the needs for actions of other ranks, of a sound table. Raises ScheduleError where one comes too
     late on its own rank."""
     needs = cross_dependencies(table)
-    before, after = crossings(table)
-    crosses = np.where(table.kinds == Kind.F, before[table.stages], after[table.stages])
+    before, after = action_crossings(table)
+    crosses = np.where(table.kinds == Kind.F, before, after)
     if bool(np.any(~crosses & (needs > np.arange(table.num_actions, dtype=np.int32)))):
         _refuse(table)
     needs[~crosses] = NONE
@@ -129,9 +129,9 @@ def per_rank_sum(table: ScheduleTable, values: NDArray[np.float64]) -> NDArray[n
 
 def count_messages(table: ScheduleTable) -> int:
     """Messages between ranks in one step, forward and backward, of a compute-only table."""
-    before, after = crossings(table)
-    forward = np.count_nonzero(before[table.stages] & (table.kinds == Kind.F))
-    backward = np.count_nonzero(after[table.stages] & ((table.kinds == Kind.B) | (table.kinds == Kind.I)))
+    before, after = action_crossings(table)
+    forward = np.count_nonzero(before & (table.kinds == Kind.F))
+    backward = np.count_nonzero(after & ((table.kinds == Kind.B) | (table.kinds == Kind.I)))
     return int(forward + backward)
 
 
@@ -184,7 +184,7 @@ def _lower_bound(
     only: the way back is the forward of all later stages.
     """
     before, _ = crossings(table)
-    hops = np.cumsum(before) * latency
+    hops = np.cumsum(before[0]) * latency
     forward = np.concatenate(([0.0], np.cumsum(per_stage[Kind.F]))) + np.concatenate((hops, hops[-1:]))
     by_rank = [np.flatnonzero(np.asarray(table.placement) == rank) for rank in range(table.p)]
     if table.forward_only:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 import time
-import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +17,7 @@ from mpipipe import collectives
 from mpipipe.config import Config
 from mpipipe.device import open_device
 from mpipipe.engine import Engine, RankProgram, RunResult, compile_program
-from mpipipe.environment import FIRST_RANK_TELLS_WITHIN_S, threads_per_rank
-from mpipipe.errors import MpipipeError
+from mpipipe.environment import threads_per_rank
 from mpipipe.formats.paths import RunPaths
 from mpipipe.formats.trace import EventKind
 from mpipipe.optim import AdamW, clip_factor, learning_rate, square_sum
@@ -29,11 +26,12 @@ from mpipipe.schedule import ScheduleTable, build, forward_only, verify
 from mpipipe.stage import LossFunction
 from mpipipe.trace import Recorder
 from mpipipe.trainer.build import Layer, LayerList, build_rank_model
+from mpipipe.trainer.ending import end_job, open_or_end
 from mpipipe.trainer.feed import Nested, TensorFeed
 from mpipipe.trainer.report import StepReport, reason_to_skip, refuse_difference
 from mpipipe.trainer.saving import Saver
 from mpipipe.trainer.tracing import open_trace
-from mpipipe.transport import Transport, open_world
+from mpipipe.transport import Transport
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +72,7 @@ class Trainer:
         transport: Transport | None = None,
     ) -> None:
         self._owns_transport = transport is None
-        self.transport: Transport = open_world() if transport is None else transport
+        self.transport: Transport = open_or_end() if transport is None else transport
         try:
             self._build(config, layers, loss_fn, tied, names, descriptions)
         except BaseException as error:
@@ -323,7 +321,7 @@ class Trainer:
         return self._engine.recorder
 
     def _record_table(self, table_id: int, table: ScheduleTable) -> None:
-        self.recorder.add_schedule(table_id, table.rows(), table.placement, table.name)
+        self.recorder.add_schedule(table_id, table.rows(pairs=False), table.placement, table.name)
 
     def _synchronize_clocks(self) -> None:
         sample = collectives.compare_clocks(self.transport)
@@ -355,16 +353,5 @@ class Trainer:
             self._end_the_job(error)
 
     def _end_the_job(self, error: BaseException) -> None:
-        """End every rank of an MPI launch that this trainer began; the others may be waiting for this one.
-
-        What all ranks see alike is told by rank 0 alone: the others give it the time to do so.
-        """
-        if not self._owns_transport or self.transport.size == 1:
-            return
-        alike = isinstance(error, MpipipeError) and error.seen_alike
-        if alike and self.transport.rank != 0:
-            time.sleep(FIRST_RANK_TELLS_WITHIN_S)
-        sys.stderr.write(
-            f"mpipipe: rank {self.transport.rank} failed, the job ends\n" + "".join(traceback.format_exception(error))
-        )
-        self.transport.abort(error.exit_code if isinstance(error, MpipipeError) and alike else 1)
+        if self._owns_transport and self.transport.size > 1:
+            end_job(self.transport, error)

@@ -1,10 +1,12 @@
 """Actions, tables, their text and their immutability."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from mpipipe.errors import ScheduleError
-from mpipipe.schedule import Action, Kind, ScheduleTable, build, lower
+from mpipipe.schedule import Action, Kind, ScheduleTable, build, figures, find_problems, lower, simulate, strip
 from mpipipe.topology import chunk_of, loop_placement, stages_on
 
 
@@ -116,3 +118,45 @@ def test_placement():
 
 def test_repr_is_short():
     assert repr(lower(build("1f1b", p=2, m=2))) == "<ScheduleTable 1f1b p=2 v=1 m=2 actions=16 lowered>"
+
+
+def test_a_pair_of_overlapped_actions_is_one_cell_and_two_actions():
+    rows = [["0F0", "0F1", "0B0", "0B1", "0UNSHARD"], ["1F0", "(1B0;1F1)OVERLAP_F_B", "1B1"]]
+    table = ScheduleTable.from_rows(rows)
+    assert table.overlaps.tolist() == [5]
+    assert table.rows() == [rows[0][:-1], rows[1]]
+    assert table.rows(pairs=False)[1] == ["1F0", "1B0", "1F1", "1B1"]
+    assert table.extras == ((0, 4, "0UNSHARD"),)
+    assert ScheduleTable.from_rows(table.rows()) == table
+    assert ScheduleTable.from_rows(table.rows(pairs=False)) != table
+    lowered = lower(table)
+    assert lowered.rows()[1] == ["1RECV_F0", "1F0", "1RECV_F1", "(1B0;1F1)OVERLAP_F_B", "1SEND_B0", "1B1", "1SEND_B1"]
+    assert strip(lowered) == table
+
+
+@pytest.mark.parametrize("cell", ["(0F0;0F1)OVERLAP_F_B", "(0F0;0I1)OVERLAP_F_B", "(0F0)OVERLAP_F_B", "0PREFETCH"])
+def test_what_is_no_cell(cell):
+    with pytest.raises(ScheduleError):
+        ScheduleTable.from_rows([[cell]])
+
+
+def test_a_pair_does_not_reach_over_the_end_of_a_row():
+    table = ScheduleTable.from_rows([["0F0", "0B0"], ["1F0", "1B0"]])
+    with pytest.raises(ScheduleError, match="one right after the other"):
+        replace(table, overlaps=np.array([1]))
+    with pytest.raises(ScheduleError, match="share"):
+        replace(table, overlaps=np.array([2, 3]))
+
+
+def test_two_copies_of_a_stage_share_the_microbatches():
+    rows = [["0F0", "1F1", "1B1", "0B0"], ["1F0", "0F1", "1B0", "0B1"]]
+    good = ScheduleTable.from_rows(rows, placement=(0, 1), mirror=(1, 0))
+    assert good.first_mirrored == 1
+    assert [good.rank_of(0, microbatch) for microbatch in (0, 1)] == [0, 1]
+    assert find_problems(good) == []
+    assert lower(good).rows()[0] == ["0F0", "0SEND_F0", "1RECV_F1", "1F1", "1B1", "1SEND_B1", "0RECV_B0", "0B0"]
+    assert find_problems(lower(good)) == []
+    assert simulate(good).messages == 4
+    assert figures(good, simulate(good))["placement"] == [[0, 1], [1, 0]]
+    assert good != ScheduleTable.from_rows(rows, placement=(0, 1))
+    assert {problem.kind for problem in find_problems(replace(good, mirror=None))} == {"owner"}

@@ -9,29 +9,37 @@ from __future__ import annotations
 
 from mpipipe.schedule.action import Action, Kind
 from mpipipe.schedule.check import Problem, find_problems, verify
+from mpipipe.schedule.costs import Costs, Disturbance, Hops
+from mpipipe.schedule.critical_path import critical_path
 from mpipipe.schedule.draw.png import draw_png
 from mpipipe.schedule.draw.text import draw_text
 from mpipipe.schedule.figures import figures
 from mpipipe.schedule.forward_only import forward_only
 from mpipipe.schedule.lower import lower, strip
+from mpipipe.schedule.memory import MemoryCurve, memory_curve
 from mpipipe.schedule.registry import build, names
-from mpipipe.schedule.simulate import Costs, Simulation, simulate
+from mpipipe.schedule.simulate import Simulation, simulate
 from mpipipe.schedule.table import ScheduleTable
 
 __all__ = [
     "Action",
     "Costs",
+    "Disturbance",
+    "Hops",
     "Kind",
+    "MemoryCurve",
     "Problem",
     "ScheduleTable",
     "Simulation",
     "build",
+    "critical_path",
     "draw_png",
     "draw_text",
     "figures",
     "find_problems",
     "forward_only",
     "lower",
+    "memory_curve",
     "names",
     "simulate",
     "strip",

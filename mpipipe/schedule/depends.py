@@ -121,17 +121,27 @@ class Progress(NamedTuple):
     reached: NDArray[np.int64]
 
 
-def advance(table: ScheduleTable, needs: NDArray[np.int32], costs: NDArray[np.float64], latency: float) -> Progress:
+def advance(
+    table: ScheduleTable,
+    needs: NDArray[np.int32],
+    costs: NDArray[np.float64],
+    latency: float | NDArray[np.float64],
+) -> Progress:
     """Run every rank's list, each action as early as its rank and its need allow.
 
-    ``needs`` int32 (A,) holds needs between ranks only; ``costs`` float64 (A,) the durations; ``latency`` is added to
-    the end of the action that is needed. Time is linear in A. Exact where costs and latency are whole numbers (below
-    2**53).
+    ``needs`` int32 (A,) holds needs between ranks only; ``costs`` float64 (A,) the durations, of an overlapped pair the
+    whole duration at its first action; ``latency``, one number or one for each action (A,), is added to the end of the
+    action that is needed. Time is linear in A. Exact where costs and latency are whole numbers (below 2**53).
     """
     ends = np.full(table.num_actions, -1.0)
     reached = table.offsets[:-1].copy()
     stops: list[int] = table.offsets[1:].tolist()
-    _advance(reached, stops, _indexable(needs), _indexable(costs), memoryview(ends.data), float(latency))
+    given = (_indexable(needs), _indexable(costs), memoryview(ends.data))
+    if isinstance(latency, np.ndarray) or table.overlaps.size:
+        delays = np.broadcast_to(np.asarray(latency, dtype=np.float64), (table.num_actions,)).copy()
+        _advance_pairs(reached, stops, *given, _indexable(delays), frozenset(table.overlaps.tolist()))
+    else:
+        _advance(reached, stops, *given, float(latency))
     return Progress(ends, reached)
 
 
@@ -173,6 +183,49 @@ def _advance(
             if waiting < -1.0:
                 runnable.append(int(-2.0 - waiting))
             at += 1
+        position[rank] = at
+        clock[rank] = now
+    reached[:] = position
+
+
+def _advance_pairs(
+    reached: NDArray[np.int64],
+    stops: list[int],
+    needs: Sequence[int],
+    costs: Sequence[float],
+    ends: memoryview[Any],
+    delays: Sequence[float],
+    pairs: frozenset[int],
+) -> None:
+    """As ``_advance``, with a delay for each action and overlapped pairs: ``pairs`` holds their first actions."""
+    position = reached.tolist()
+    clock = [0.0] * len(stops)
+    runnable = list(range(len(stops)))[::-1]
+    while runnable:
+        rank = runnable.pop()
+        now = clock[rank]
+        at, stop = position[rank], stops[rank]
+        while at < stop:
+            after = at + 2 if at in pairs else at + 1
+            start = now
+            for one in range(at, after):
+                need = needs[one]
+                if need >= 0:
+                    ready = ends[need]
+                    if ready < 0.0:
+                        ends[need] = -2.0 - rank
+                        break
+                    start = max(start, ready + delays[one])
+            else:
+                now = start + costs[at]
+                for one in range(at, after):
+                    waiting = ends[one]
+                    ends[one] = now
+                    if waiting < -1.0:
+                        runnable.append(int(-2.0 - waiting))
+                at = after
+                continue
+            break
         position[rank] = at
         clock[rank] = now
     reached[:] = position

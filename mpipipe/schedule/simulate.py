@@ -6,47 +6,26 @@ costs.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpipipe.errors import ScheduleDeadlockError, ScheduleError
+from mpipipe.errors import ScheduleDeadlockError
 from mpipipe.schedule.action import Kind
+from mpipipe.schedule.bound import lower_bound, sums
 from mpipipe.schedule.check import is_sound, verify
-from mpipipe.schedule.depends import NONE, Progress, action_crossings, advance, cross_dependencies, crossings
+from mpipipe.schedule.costs import Costs, Disturbance, Hops
+from mpipipe.schedule.depends import NONE, Progress, action_crossings, advance, cross_dependencies
 from mpipipe.schedule.lower import strip
 from mpipipe.schedule.table import ScheduleTable
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Duration of one chunk's forward (F), input gradient (I) and weight gradient (W): one number, or one per stage. B
-    costs I + W."""
-
-    F: float | Sequence[float] = 1.0
-    I: float | Sequence[float] = 1.0  # noqa: E741
-    W: float | Sequence[float] = 1.0
-
-    def per_stage(self, num_stages: int) -> NDArray[np.float64]:
-        """float64 (4, S): durations of F, B, I and W of every stage. Raises ScheduleError for a wrong length or a
-        negative duration."""
-        rows = {}
-        for name, given in (("F", self.F), ("I", self.I), ("W", self.W)):
-            row = np.asarray(given, dtype=np.float64)
-            if row.ndim > 1 or (row.ndim == 1 and row.shape[0] != num_stages):
-                raise ScheduleError(f"costs {name}: found {row.size} numbers, give 1, or {num_stages}: one per stage")
-            if not np.all(np.isfinite(row)) or np.any(row < 0):
-                raise ScheduleError(f"costs {name} = {given!r}: durations are finite numbers, 0 or more")
-            rows[name] = np.broadcast_to(row, (num_stages,))
-        return np.stack((rows["F"], rows["I"] + rows["W"], rows["I"], rows["W"]))
 
 
 @dataclass(frozen=True, eq=False)
 class Simulation:
     """A table with times. ``table`` is compute-only; ``start`` and ``end`` float64 (A,) go with its flat arrays.
+
+    ``needs`` int32 (A,): the flat index of the action of another rank that each action waits for, -1 for none.
 
     ``makespan``: first start to last end over all ranks (the clock starts at 0). ``busy``, ``span`` float64 (p,): work
     of each rank, and first start to last end on it. ``bubble_fraction``: 1 - sum(busy) / (p * makespan).
@@ -58,6 +37,8 @@ class Simulation:
     table: ScheduleTable
     costs: Costs
     latency: float
+    hops: Hops
+    needs: NDArray[np.int32]
     start: NDArray[np.float64]
     end: NDArray[np.float64]
     makespan: float
@@ -70,44 +51,64 @@ class Simulation:
     lower_bound: float
 
 
-def simulate(table: ScheduleTable, costs: Costs | None = None, latency: float = 0.0) -> Simulation:
+def simulate(
+    table: ScheduleTable,
+    costs: Costs | None = None,
+    latency: float = 0.0,
+    *,
+    hops: Hops | None = None,
+    disturbance: Disturbance | None = None,
+) -> Simulation:
     """Run every action as early as its rank's order and its data allow.
 
-    ``costs`` defaults to F = I = W = 1. ``latency`` is one way, per hop between two ranks, 0 inside a rank. SEND and
-    RECV of a lowered table are left out. Forward-only tables are welcome. Exact for whole-number costs. Raises
-    ScheduleError for a table that is not legal.
+    ``costs`` defaults to F = I = W = 1. ``latency`` is one way, per hop between two ranks, 0 inside a rank; ``hops``
+    says more about messages and then holds the latency too. The two actions of an overlapped pair start when both have
+    what they need, and end together. SEND and RECV of a lowered table are left out. Forward-only tables are welcome.
+    Exact for whole-number costs. Raises ScheduleError for a table that is not legal and numbers out of range.
     """
     table = strip(table)
     costs = Costs() if costs is None else costs
-    if not (math.isfinite(latency) and latency >= 0):
-        raise ScheduleError(f"latency = {latency!r} must be a finite number, 0 or more")
+    hops = Hops(latency) if hops is None else hops
+    delays = hops.per_stage(table.num_stages)
     per_stage = costs.per_stage(table.num_stages)
     if not is_sound(table):
         _refuse(table)
-    durations = per_stage[table.kinds, table.stages]
+    durations = costs.per_action(table)
+    if disturbance is not None:
+        durations = disturbance.apply(table, durations)
     needs = between_ranks(table)
-    progress = advance(table, needs, durations, latency)
+    arrival = _arrival_delays(table, delays)
+    progress = advance(table, needs, durations, arrival)
     if not np.array_equal(progress.reached, table.offsets[1:]):
         _refuse(table)
-    start = _starts(table, needs, progress, latency)
-    end = progress.ends
-    makespan = float(end.max(initial=0.0))
-    busy = per_rank_sum(table, durations)
+    start = _starts(table, needs, progress, arrival)
+    makespan = float(progress.ends.max(initial=0.0))
+    busy = sums(table, durations)
     return Simulation(
         table=table,
         costs=costs,
-        latency=float(latency),
+        latency=float(hops.latency),
+        hops=hops,
+        needs=needs,
         start=start,
-        end=end,
+        end=progress.ends,
         makespan=makespan,
         busy=busy,
-        span=_spans(table, start, end),
+        span=_spans(table, start, progress.ends),
         bubble_fraction=float((table.p * makespan - busy.sum()) / (table.p * makespan)) if makespan > 0 else 0.0,
-        peak_activations=_peaks(table, (Kind.B, Kind.W)),
-        peak_until_input_gradient=_peaks(table, (Kind.B, Kind.I)),
+        peak_activations=peaks(table, (Kind.B, Kind.W)),
+        peak_until_input_gradient=peaks(table, (Kind.B, Kind.I)),
         messages=count_messages(table),
-        lower_bound=_not_above(makespan, _lower_bound(table, per_stage, latency, busy)),
+        lower_bound=_not_above(makespan, lower_bound(table, per_stage, delays, durations)),
     )
+
+
+def _arrival_delays(table: ScheduleTable, delays: NDArray[np.float64]) -> float | NDArray[np.float64]:
+    """The time of the message that each action waits for: one number where all are alike, else float64 (A,)."""
+    if table.num_stages < 2 or bool(np.all(delays[:-1] == delays[0])):
+        return float(delays[0])
+    before = np.concatenate(([0.0], delays[:-1]))
+    return np.where(table.kinds == Kind.F, before[table.stages], delays[table.stages])
 
 
 def between_ranks(table: ScheduleTable) -> NDArray[np.int32]:
@@ -120,11 +121,6 @@ def between_ranks(table: ScheduleTable) -> NDArray[np.int32]:
         _refuse(table)
     needs[~crosses] = NONE
     return needs
-
-
-def per_rank_sum(table: ScheduleTable, values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """float64 (p,): the sum of ``values`` (A,) over each rank's actions."""
-    return np.array([values[table.row_of(rank)].sum() for rank in range(table.p)])
 
 
 def count_messages(table: ScheduleTable) -> int:
@@ -140,14 +136,25 @@ def _refuse(table: ScheduleTable) -> None:
     raise ScheduleDeadlockError(f"{table!r} can't run to its end")
 
 
-def _starts(table: ScheduleTable, needs: NDArray[np.int32], progress: Progress, latency: float) -> NDArray[np.float64]:
+def _starts(
+    table: ScheduleTable,
+    needs: NDArray[np.int32],
+    progress: Progress,
+    arrival: float | NDArray[np.float64],
+) -> NDArray[np.float64]:
     """The start of each action: the later of the end of the one before it on its rank and the arrival of what it
     needs."""
     start = np.empty_like(progress.ends)
     start[1:] = progress.ends[:-1]
     start[table.offsets[:-1][np.diff(table.offsets) > 0]] = 0.0
     where = np.flatnonzero(needs >= 0)
-    start[where] = np.maximum(start[where], progress.ends[needs[where]] + latency)
+    delay = arrival if isinstance(arrival, float) else arrival[where]
+    start[where] = np.maximum(start[where], progress.ends[needs[where]] + delay)
+    pairs = table.overlaps
+    for action in (pairs, pairs + 1):
+        ready = progress.ends[needs[action]] + (arrival if isinstance(arrival, float) else arrival[action])
+        start[pairs] = np.maximum(start[pairs], np.where(needs[action] >= 0, ready, 0.0))
+    start[pairs + 1] = start[pairs]
     return start
 
 
@@ -163,45 +170,15 @@ def _spans(table: ScheduleTable, start: NDArray[np.float64], end: NDArray[np.flo
     return spans
 
 
-def _peaks(table: ScheduleTable, freeing: tuple[Kind, ...]) -> NDArray[np.int64]:
+def peaks(table: ScheduleTable, freeing: tuple[Kind, ...]) -> NDArray[np.int64]:
+    """int64 (p,): most chunk activations alive at once on each rank, from F until one of the kinds ``freeing``.
+
+    In an overlapped pair the forward's activation comes before the backward's goes.
+    """
     change = np.zeros(len(Kind), dtype=np.int64)
     change[Kind.F] = 1
     change[list(freeing)] = -1
-    peaks = np.zeros(table.p, dtype=np.int64)
-    for rank in range(table.p):
-        peaks[rank] = np.cumsum(change[table.kinds[table.row_of(rank)]]).max(initial=0)
-    return peaks
-
-
-def _lower_bound(
-    table: ScheduleTable, per_stage: NDArray[np.float64], latency: float, busy: NDArray[np.float64]
-) -> float:
-    """The longer of one microbatch's way through all stages, and each rank's work with the shortest way to it and back
-    from it.
-
-    A rank's way there is the forward of all stages before its first; its way back the backward of the same stages. A W
-    has no way back: where a rank splits its backward, the way back counts from its last I, or not at all. Forward
-    only: the way back is the forward of all later stages.
-    """
-    before, _ = crossings(table)
-    hops = np.cumsum(before[0]) * latency
-    forward = np.concatenate(([0.0], np.cumsum(per_stage[Kind.F]))) + np.concatenate((hops, hops[-1:]))
-    by_rank = [np.flatnonzero(np.asarray(table.placement) == rank) for rank in range(table.p)]
-    if table.forward_only:
-        tails = [forward[-1] - forward[s[-1]] - per_stage[Kind.F][s[-1]] for s in by_rank if s.size]
-        heads = [forward[s[0]] for s in by_rank if s.size]
-        works = [busy[rank] for rank, s in enumerate(by_rank) if s.size]
-        return float(max(forward[-1], *(h + w + t for h, w, t in zip(heads, works, tails, strict=True))))
-    split = np.zeros(table.num_stages, dtype=bool)
-    split[np.unique(table.stages[table.kinds == Kind.I])] = True
-    back = np.where(split, per_stage[Kind.I], per_stage[Kind.B])
-    backward = np.concatenate(([0.0], np.cumsum(back))) + np.concatenate((hops, hops[-1:]))
-    last_weight = float(per_stage[Kind.W][0]) if split[0] else 0.0
-    bound = float(forward[-1] + backward[-1] + last_weight)
-    late_work = per_rank_sum(table, np.where(table.kinds == Kind.W, per_stage[Kind.W][table.stages], 0.0))
-    for rank, stages in enumerate(by_rank):
-        if stages.size:
-            first = stages[0]
-            bound = max(bound, float(forward[first] + busy[rank]))
-            bound = max(bound, float(forward[first] + busy[rank] - late_work[rank] + backward[first]))
-    return bound
+    changes = change[table.kinds]
+    pairs = table.overlaps
+    changes[pairs], changes[pairs + 1] = np.ones_like(pairs), -np.ones_like(pairs)
+    return np.array([np.cumsum(changes[table.row_of(rank)]).max(initial=0) for rank in range(table.p)], dtype=np.int64)

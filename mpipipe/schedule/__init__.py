@@ -11,6 +11,7 @@ from mpipipe.schedule.action import Action, Kind
 from mpipipe.schedule.check import Problem, find_problems, verify
 from mpipipe.schedule.costs import Costs, Disturbance, Hops
 from mpipipe.schedule.critical_path import critical_path
+from mpipipe.schedule.deadlock import BUFFERED, RENDEZVOUS, Sends, Wait, find_deadlock, receive_buffers_needed
 from mpipipe.schedule.draw.png import draw_png
 from mpipipe.schedule.draw.text import draw_text
 from mpipipe.schedule.figures import figures
@@ -22,6 +23,8 @@ from mpipipe.schedule.simulate import Simulation, simulate
 from mpipipe.schedule.table import ScheduleTable
 
 __all__ = [
+    "BUFFERED",
+    "RENDEZVOUS",
     "Action",
     "Costs",
     "Disturbance",
@@ -30,17 +33,21 @@ __all__ = [
     "MemoryCurve",
     "Problem",
     "ScheduleTable",
+    "Sends",
     "Simulation",
+    "Wait",
     "build",
     "critical_path",
     "draw_png",
     "draw_text",
     "figures",
+    "find_deadlock",
     "find_problems",
     "forward_only",
     "lower",
     "memory_curve",
     "names",
+    "receive_buffers_needed",
     "simulate",
     "strip",
     "verify",

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from mpipipe.errors import ScheduleDeadlockError, ScheduleError
 from mpipipe.schedule.action import Action, Kind
+from mpipipe.schedule.deadlock import Wait, shortest_cycle
 from mpipipe.schedule.depends import NONE, advance, cross_dependencies, crossings, find, in_range
 from mpipipe.schedule.table import ScheduleTable
 
@@ -220,36 +221,23 @@ def _deadlock(look: _Look) -> list[Problem]:
     ranks = np.repeat(np.arange(table.p), np.diff(table.offsets))
     needs = look.needs.copy()
     needs[(needs != NONE) & (ranks[needs] == ranks)] = NONE
-    reached = advance(table, needs, np.zeros(table.num_actions), 0.0).reached
+    ends, reached = advance(table, needs, np.zeros(table.num_actions), 0.0)
     stuck = np.flatnonzero(reached < table.offsets[1:])
     if not stuck.size:
         return []
-    waits_for = {rank: int(ranks[needs[reached[rank]]]) for rank in stuck.tolist()}
-    cycle = _shortest_cycle(waits_for)
+    pairs = frozenset(table.overlaps.tolist())
+    stands = {}
+    for rank in stuck.tolist():
+        here = int(reached[rank])
+        both = (here, here + 1) if here in pairs else (here,)
+        stands[rank] = next(one for one in both if needs[one] != NONE and ends[needs[one]] < 0)
+    waits_for = {rank: int(ranks[needs[here]]) for rank, here in stands.items()}
+    cycle = shortest_cycle(waits_for)
     lines = []
     for rank in cycle:
-        other = waits_for[rank]
-        here, need, behind = (look.text(int(index)) for index in (reached[rank], needs[reached[rank]], reached[other]))
-        lines.append(f"rank {rank} at {here} waits for {need} of rank {other}, which is behind {behind}")
-    index = int(reached[cycle[0]])
+        here, other = stands[rank], waits_for[rank]
+        texts = [look.text(int(index)) for index in (here, needs[here], stands[other])]
+        lines.append(str(Wait(rank, here, texts[0], texts[1], other, texts[2])))
+    index = stands[cycle[0]]
     row = index - int(table.offsets[cycle[0]])
     return [Problem(cycle[0], row, look.text(index), "deadlock", "deadlock: " + "; ".join(lines))]
-
-
-def _shortest_cycle(waits_for: dict[int, int]) -> list[int]:
-    """The shortest cycle of a map in which each key leads to another key, from its smallest rank on."""
-    best: list[int] = []
-    seen: set[int] = set()
-    for start in waits_for:
-        path: list[int] = []
-        rank = start
-        while rank not in seen:
-            seen.add(rank)
-            path.append(rank)
-            rank = waits_for[rank]
-        if rank in path:
-            cycle = path[path.index(rank) :]
-            if not best or len(cycle) < len(best):
-                best = cycle
-    first = best.index(min(best))
-    return best[first:] + best[:first]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from mpipipe.device import Buffer, Device
+from mpipipe.engine.agreement import Agreement
 from mpipipe.engine.feed import Feed
 from mpipipe.engine.messages import Mail
 from mpipipe.engine.program import Op, RankProgram
@@ -27,7 +28,7 @@ from mpipipe.transport import Transport
 STORY_LENGTH = 12
 
 _RECV_WAIT, _SEND_POST, _SEND_WAIT = int(EventKind.RECV_WAIT), int(EventKind.SEND_POST), int(EventKind.SEND_WAIT)
-_F, _B = int(EventKind.F), int(EventKind.B)
+_F, _B, _I, _W = int(EventKind.F), int(EventKind.B), int(EventKind.I), int(EventKind.W)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +59,19 @@ class Engine:
         self._rank = transport.rank
         self._placed: frozenset[int] = frozenset(stages)
         self.mail = Mail(transport, device)
+        self._agreement = Agreement(transport)
         self._story: deque[Op] = deque(maxlen=STORY_LENGTH)
         handlers: dict[Kind, Callable[[Op], None]] = {
             Kind.F: self._forward,
             Kind.B: self._backward,
+            Kind.I: self._backward_input,
+            Kind.W: self._backward_weight,
             Kind.SEND_F: self._send,
             Kind.SEND_B: self._send,
             Kind.RECV_F: self._receive,
             Kind.RECV_B: self._receive,
         }
-        self._handlers = tuple(handlers.get(kind, self._refuse) for kind in Kind)
+        self._handlers = tuple(handlers[kind] for kind in Kind)
 
     def run(self, program: RankProgram, feed: Feed) -> RunResult:
         """Do every operation of ``program`` once.
@@ -80,7 +84,7 @@ class Engine:
         start = time.perf_counter_ns()
         op: Op | None = None
         try:
-            with torch.set_grad_enabled(self._training):
+            with torch.inference_mode(False), torch.set_grad_enabled(self._training):
                 for op in program.ops:
                     story.append(op)
                     handlers[op.kind](op)
@@ -103,11 +107,13 @@ class Engine:
         self._held: dict[tuple[int, int], list[Buffer]] = {}
         self._losses: dict[int, torch.Tensor] = {}
         self._count = 0
+        self._split: set[tuple[int, int]] = set()
         self._live = self._peak_live = 0
         self._story.clear()
         for stage in self._stages.values():
             stage.drop_kept()  # of a run that failed
         signatures: list[Hashable] = [(self._training, feed.signature(k)) for k in range(program.table.m)]
+        self._agreement.begin(signatures)
         self.mail.begin(program.receives, signatures)
 
     # --- handlers: one a kind ---
@@ -150,6 +156,29 @@ class Engine:
         if stage - 1 in self._placed:
             self._held.setdefault((stage - 1, k), []).extend(self._held.pop((stage, k), []))
 
+    def _backward_input(self, op: Op) -> None:
+        """As ``_backward``; the buffers stay until the weight half, and what is passed on has memory of its own."""
+        stage, k = op.stage, op.microbatch
+        gradient = None if stage == self._last else self._gradients.pop((stage, k))
+        t0 = time.perf_counter_ns()
+        gradient = self._stages[stage].backward_input(k, gradient)
+        self._split.add((stage, k))
+        self.recorder.record(_I, t0, time.perf_counter_ns(), op.row, stage, op.chunk, k)
+        if stage == 0:
+            return
+        if gradient is None:
+            raise EngineError(f"{op}: stage {stage} has no gradient for stage {stage - 1}")
+        self._gradients[(stage - 1, k)] = gradient
+
+    def _backward_weight(self, op: Op) -> None:
+        stage, k = op.stage, op.microbatch
+        t0 = time.perf_counter_ns()
+        self._stages[stage].backward_weight(k)
+        self._split.discard((stage, k))
+        self._live -= 1
+        self.recorder.record(_W, t0, time.perf_counter_ns(), op.row, stage, op.chunk, k)
+        self._release(stage, k)
+
     def _send(self, op: Op) -> None:
         t0 = time.perf_counter_ns()
         stage, k = op.stage, op.microbatch
@@ -159,13 +188,15 @@ class Engine:
             flags = 0
         else:
             tensor = self._gradients.pop((stage - 1, k))
-            release, flags = self._held.pop((stage, k), []), FLAG_GRADIENT
+            release = [] if (stage, k) in self._split else self._held.pop((stage, k), [])
+            flags = FLAG_GRADIENT
         nbytes = self.mail.send(op, tensor, release)
         t1 = time.perf_counter_ns()
         self.recorder.record(_SEND_POST, t0, t1, op.row, stage, op.chunk, k, op.peer, nbytes, op.ordinal, flags)
 
     def _receive(self, op: Op) -> None:
         t0 = time.perf_counter_ns()
+        self._agreement.check()
         tensor, buffer = self.mail.receive(op)
         t1 = time.perf_counter_ns()
         stage, k = op.stage, op.microbatch
@@ -174,9 +205,6 @@ class Engine:
         self._held.setdefault((stage, k), []).append(buffer)
         flags = FLAG_GRADIENT if gradient else 0
         self.recorder.record(_RECV_WAIT, t0, t1, op.row, stage, op.chunk, k, op.peer, buffer.nbytes, op.ordinal, flags)
-
-    def _refuse(self, op: Op) -> None:
-        raise EngineError(f"{op}: this version executes no {op.kind.name}")
 
     # --- the end of a run ---
 
@@ -196,6 +224,7 @@ class Engine:
     def _finish_sends(self) -> None:
         t0 = time.perf_counter_ns()
         late = self.mail.finish()
+        self._agreement.finish()
         if late:
             op, nbytes = late[-1]
             self.recorder.record(_SEND_WAIT, t0, time.perf_counter_ns(), peer=op.peer, nbytes=nbytes)

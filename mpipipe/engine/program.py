@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mpipipe.errors import ScheduleError
 from mpipipe.schedule import Action, Kind, ScheduleTable, lower
@@ -112,22 +112,25 @@ class _Numbers:
 def compile_program(table: ScheduleTable, rank: int) -> RankProgram:
     """The operations of ``rank``.
 
-    ``table`` is the compute-only table; sends and receives are put in here. Raises ``ScheduleError`` for a table with
-    split backward actions, which this version can draw and simulate, and not execute.
+    ``table`` is the compute-only table; sends and receives are put in here. The two actions of an overlapped pair are
+    done one after the other. Raises ``ScheduleError`` for a table with two copies of a stage, which this version can
+    draw and simulate, and not execute.
     """
-    lowered = lower(table)
+    if table.mirror is not None:
+        raise ScheduleError(
+            f"schedule '{table.name}' keeps every stage on two ranks: this version draws, checks and simulates such "
+            "tables and does not execute them. Take a schedule with one copy of each stage, as pipeline.schedule = "
+            "'zb-v' or 'dualpipe-v'"
+        )
+    lowered = lower(replace(table, overlaps=table.overlaps[:0]))
     numbers = _Numbers(lowered)
     ops: list[Op] = []
     row = -1
     for action in lowered.actions(rank):
         chunk = chunk_of(table.placement, action.stage)
-        if action.kind in (Kind.F, Kind.B):
+        if action.kind <= Kind.W:
             row += 1
             ops.append(Op(action.kind, action.stage, chunk, action.microbatch, row))
-        elif action.kind in (Kind.I, Kind.W):
-            raise ScheduleError(
-                f"{action}: this version executes whole backwards (B) only", rank=rank, action=str(action)
-            )
         else:
             sending = action.kind in _SENDS
             peer = _peer_of(action, table.placement)

@@ -71,3 +71,22 @@ class StageLayer:
         if source is None:
             return None
         return found[0] if found[0] is not None else torch.zeros_like(source)
+
+    def backward_input(self, leaf: object, output: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | None:
+        """The input's gradient alone, or None if the input takes none. The graph stays for ``backward_weight``."""
+        if not isinstance(leaf, torch.Tensor) or not leaf.requires_grad:
+            return None
+        if not output.requires_grad:
+            return torch.zeros_like(leaf)
+        keep = bool(self.parameters)
+        (found,) = torch.autograd.grad(output, [leaf], gradient, allow_unused=True, retain_graph=keep)
+        return found if found is not None else torch.zeros_like(leaf)
+
+    def backward_weight(self, output: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Add this microbatch's parameter gradients to the totals, the same bits as in ``backward``; the graph goes."""
+        if not self.parameters or not output.requires_grad:
+            return
+        found = torch.autograd.grad(output, self.parameters, gradient, allow_unused=True)
+        for total, value in zip(self.gradients, found, strict=True):
+            if value is not None:
+                total.add(value)

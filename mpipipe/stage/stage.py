@@ -7,8 +7,10 @@ wherever the model is cut.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,9 +19,12 @@ from mpipipe.device import Device
 from mpipipe.errors import EngineError
 from mpipipe.model import Draw
 from mpipipe.stage.layer import StageLayer
+from mpipipe.units import counted
 
 LossFunction = Callable[[torch.Tensor, Any], tuple[torch.Tensor, "int | torch.Tensor"]]
-"""``loss_fn(output, target) -> (sum over the valid items, how many they are)``."""
+"""``loss_fn(output, target) -> (sum over the valid items, how many they are)``. A sum over any items has a gradient;
+their number is whole.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +39,11 @@ class MicrobatchKey:
 
 @dataclass(slots=True)
 class _Kept:
-    """What a microbatch leaves behind for its backward: (leaf, output) of every layer, and of the loss."""
+    """What a microbatch leaves behind for its backward: (leaf, output) of every layer, and of the loss; after the
+    input half of a split backward also the gradient of each layer's output."""
 
     layers: list[tuple[object, torch.Tensor]]
+    gradients: dict[int, torch.Tensor] = field(default_factory=dict)
     loss: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
@@ -70,7 +77,7 @@ class Stage:
             leaf = value
             if isinstance(value, torch.Tensor):
                 leaf = value.detach()
-                if leaf.is_floating_point() and not first:
+                if (leaf.is_floating_point() or leaf.is_complex()) and not first:
                     leaf.requires_grad_(True)
             first = False
             output = self._run(layer, leaf, key)
@@ -115,8 +122,13 @@ class Stage:
                 raise
         total, count = _sum_and_count(found)
         if keep:
+            if count and not total.requires_grad:
+                raise EngineError(
+                    f"the loss function's sum over {counted(count, 'item')} has no gradient: it was detached from the "
+                    "output, or made without grad"
+                )
             self._kept[microbatch].loss = (leaf, total)
-        return total.detach(), int(count)
+        return total.detach(), count
 
     def backward(self, microbatch: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
         """Backward of all layers; adds to the totals and lets go of what was kept.
@@ -125,24 +137,78 @@ class Stage:
         the gradient of the stage's input, contiguous, or None on the first stage.
         """
         kept = self._kept.pop(microbatch)
-        if kept.loss is not None:
-            leaf, total = kept.loss
-            (gradient,) = torch.autograd.grad(total, leaf, allow_unused=True) if total.requires_grad else (None,)
-            gradient = torch.zeros_like(leaf) if gradient is None else self._device.settle(gradient)
+        gradient = self._from_loss(kept, gradient)
         while kept.layers and gradient is not None:
             layer = self.layers[len(kept.layers) - 1]
             layer_input, output = kept.layers.pop()
-            try:
+            with _naming(layer, "the backward", microbatch):
                 gradient = layer.backward(layer_input, output, gradient)
-            except Exception as error:
-                error.add_note(f"mpipipe: in the backward of {_label(layer)}, microbatch {microbatch}")
-                raise
             gradient = None if gradient is None else self._device.settle(gradient)
         return gradient
+
+    def backward_input(self, microbatch: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        """The first half of a split backward: the gradient of the stage's input; no parameter's.
+
+        As ``backward``, and everything stays until ``backward_weight``, ``gradient`` and the stage's input included:
+        leave them unchanged until then. What is returned shares no memory with either.
+        """
+        kept = self._kept[microbatch]
+        given = gradient = self._from_loss(kept, gradient)
+        for place in range(len(kept.layers) - 1, -1, -1):
+            if gradient is None:
+                break
+            layer = self.layers[place]
+            layer_input, output = kept.layers[place]
+            kept.gradients[place] = gradient
+            with _naming(layer, "the input backward", microbatch):
+                gradient = layer.backward_input(layer_input, output, gradient)
+            gradient = None if gradient is None else self._device.settle(gradient)
+        if gradient is not None and any(_share(gradient, other) for other in (given, kept.layers[0][0])):
+            gradient = gradient.clone()
+        return gradient
+
+    def backward_weight(self, microbatch: int) -> None:
+        """The second half of a split backward: adds to the totals, with the same bits as ``backward``, and lets go of
+        what was kept."""
+        kept = self._kept.pop(microbatch)
+        while kept.layers:
+            place = len(kept.layers) - 1
+            layer = self.layers[place]
+            _, output = kept.layers.pop()
+            gradient = kept.gradients.pop(place, None)
+            if gradient is not None:
+                with _naming(layer, "the weight backward", microbatch):
+                    layer.backward_weight(output, gradient)
+
+    def _from_loss(self, kept: _Kept, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        """The gradient of the stage's output: on the last stage that of its loss."""
+        if kept.loss is None:
+            return gradient
+        leaf, total = kept.loss
+        kept.loss = None
+        (found,) = torch.autograd.grad(total, leaf, allow_unused=True) if total.requires_grad else (None,)
+        return torch.zeros_like(leaf) if found is None else self._device.settle(found)
 
     def drop_kept(self) -> None:
         """Let go of everything, after a step that failed."""
         self._kept.clear()
+
+
+@contextmanager
+def _naming(layer: StageLayer, what: str, microbatch: int) -> Iterator[None]:
+    """An error gains the layer and the microbatch."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"mpipipe: in {what} of {_label(layer)}, microbatch {microbatch}")
+        raise
+
+
+def _share(one: torch.Tensor, other: object) -> bool:
+    """Whether two tensors lie in the same memory."""
+    return isinstance(other, torch.Tensor) and (
+        one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() != 0
+    )
 
 
 def _label(layer: StageLayer) -> str:
@@ -151,12 +217,19 @@ def _label(layer: StageLayer) -> str:
     return f"layer {layer.index} ({layer.name if named else type(layer.module).__name__})"
 
 
-def _sum_and_count(found: object) -> tuple[torch.Tensor, int | torch.Tensor]:
+def _sum_and_count(found: object) -> tuple[torch.Tensor, int]:
     """What a loss function returned, if it is what it must be. Raises ``EngineError``."""
     if isinstance(found, tuple) and len(found) == 2:
         total, count = found
-        if isinstance(total, torch.Tensor) and total.numel() == 1 and isinstance(count, int | torch.Tensor):
-            return total, count
+        if isinstance(count, torch.Tensor) and count.numel() == 1:
+            count = count.item()
+        if isinstance(total, torch.Tensor) and total.numel() == 1 and isinstance(count, int | float):
+            if not (math.isfinite(count) and count >= 0 and count == int(count)):
+                raise EngineError(
+                    f"the loss function returned a sum over {count} items: a whole number is needed, of those that "
+                    "count. For weights, put them into the sum"
+                )
+            return total, int(count)
     raise EngineError(
         "the loss function must return (sum of the losses as a tensor of one element, how many items it is the sum "
         "of); "

@@ -11,8 +11,8 @@ from torch import nn
 
 from mpipipe.device import HostDevice
 from mpipipe.engine import Engine, RunResult, compile_program
-from mpipipe.errors import EngineError
-from mpipipe.schedule import ScheduleTable, build, forward_only, simulate
+from mpipipe.errors import EngineError, ScheduleError
+from mpipipe.schedule import ScheduleTable, build, forward_only, names, simulate
 from mpipipe.stage import Stage, StageLayer
 from mpipipe.topology import stages_on
 from mpipipe.trace import Recorder
@@ -20,7 +20,7 @@ from mpipipe.trainer import Trainer
 from mpipipe.trainer.feed import TensorFeed
 from mpipipe.transport import Transport, run_ranks, solo
 
-FAMILIES = [("naive", 1), ("naive", 2), ("gpipe", 1), ("gpipe", 2), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3)]
+FAMILIES = [(name, v) for name in names() for v in (1, 2, 3)]
 
 
 def engine_for(table: ScheduleTable, transport: Transport, module: Callable[[int], nn.Module]) -> Engine:
@@ -49,11 +49,16 @@ def run_table(table: ScheduleTable, module: Callable[[int], nn.Module] | None = 
 @pytest.mark.parametrize("p", [1, 2, 3, 4])
 @pytest.mark.parametrize("name, v", FAMILIES)
 def test_activations_kept_are_those_of_the_simulation(name: str, v: int, p: int, m: int) -> None:
-    table = build(name, p=p, v=v, m=m)
+    try:
+        table = build(name, p=p, v=v, m=m)
+    except ScheduleError:
+        return  # the family does not take these
+    if table.mirror is not None:
+        return
     results = run_table(table)
     assert [result.peak_live for result in results] == simulate(table).peak_activations.tolist()
-    assert [result.count for result in results[:-1]] == [0] * (p - 1)
-    assert results[-1].count == m
+    owner = table.placement[-1]
+    assert [result.count for result in results] == [m if rank == owner else 0 for rank in range(p)]
     assert all(result.start_ns < result.end_ns for result in results)
 
 

@@ -15,10 +15,32 @@ def loop_placement(p: int, v: int) -> tuple[int, ...]:
 
     Raises TopologyError when p or v is below 1.
     """
+    _check_sizes(p, v)
+    return tuple(s % p for s in range(p * v))
+
+
+def zigzag_placement(p: int, v: int) -> tuple[int, ...]:
+    """Rank of each of the p*v stages when the stages go down the ranks, turn, come up, turn, and so on: chunk c of rank
+    r is stage ``c*p + r`` for even c, ``c*p + p-1-r`` for odd c. At a turn two stages in a row are on one rank.
+
+    Raises TopologyError when p or v is below 1.
+    """
+    _check_sizes(p, v)
+    return tuple(s % p if s // p % 2 == 0 else p - 1 - s % p for s in range(p * v))
+
+
+def v_placement(p: int) -> tuple[int, ...]:
+    """Rank of each of 2p stages, once down the ranks and back up: rank r holds stages r and 2p-1-r.
+
+    Raises TopologyError when p is below 1.
+    """
+    return zigzag_placement(p, 2)
+
+
+def _check_sizes(p: int, v: int) -> None:
     for key, value in (("pipeline.ranks", p), ("pipeline.chunks", v)):
         if value < 1:
             raise TopologyError(f"{value} is too small", key=key, value=value, allowed="a whole number, 1 or more")
-    return tuple(s % p for s in range(p * v))
 
 
 def stages_on(placement: tuple[int, ...], rank: int) -> tuple[int, ...]:

@@ -24,12 +24,13 @@ def _clean(value: object) -> object:
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Columns as wide as their widest cell; numbers to the right."""
+    """Columns as wide as their widest cell; numbers to the right, in the first column only if all are numbers."""
     lines = [list(header), *([str(cell) for cell in row] for row in rows)]
+    first = all(line[0].isdigit() for line in lines[1:])
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     for line in lines:
         cells = [
-            cell.rjust(width) if cell[:1].isdigit() else cell.ljust(width)
-            for cell, width in zip(line, widths, strict=True)
+            cell.rjust(width) if cell[:1].isdigit() and (column or first) else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
         ]
         print("  ".join(cells).rstrip())

@@ -5,10 +5,24 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from mpipipe.errors import ScheduleError
-from mpipipe.schedule.families import gpipe, interleaved, naive, one_f_one_b
+from mpipipe.schedule.families import (
+    chimera,
+    dualpipe,
+    eager,
+    gpipe,
+    hanayo,
+    interleaved,
+    looped_bfs,
+    naive,
+    one_f_one_b,
+    v_shape,
+    zb_v,
+    zero_bubble,
+)
 from mpipipe.schedule.family import Family
 from mpipipe.schedule.table import MAX_STAGES, ScheduleTable
 
@@ -19,7 +33,19 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             naive.FAMILY,
             gpipe.FAMILY,
             one_f_one_b.FAMILY,
+            eager.FAMILY,
             interleaved.FAMILY,
+            looped_bfs.FAMILY,
+            zero_bubble.ZB_H1,
+            zero_bubble.ZB_H2,
+            zero_bubble.INTERLEAVED_ZB,
+            zb_v.FAMILY,
+            v_shape.V_HALF,
+            v_shape.V_MIN,
+            dualpipe.DUALPIPE_V,
+            dualpipe.DUALPIPE,
+            chimera.FAMILY,
+            hanayo.FAMILY,
         )
     }
 )
@@ -77,4 +103,5 @@ def build(name: str, *, p: int, m: int, v: int | None = None) -> ScheduleTable:
     refusal = family.refusal(p, v, m)
     if refusal is not None:
         raise ScheduleError(refusal)
-    return family.generate(p, v, m, **options)
+    table = family.generate(p, v, m, **options)
+    return table if table.name == name else replace(table, name=name)

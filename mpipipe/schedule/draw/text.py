@@ -7,7 +7,6 @@ import math
 import numpy as np
 
 from mpipipe.errors import ScheduleError
-from mpipipe.schedule.action import Kind
 from mpipipe.schedule.simulate import Simulation, simulate
 from mpipipe.schedule.table import ScheduleTable
 
@@ -21,8 +20,8 @@ def draw_text(table: ScheduleTable, simulation: Simulation | None = None) -> str
 
     Without ``simulation`` the costs are F = I = W = 1. One column is the largest time that divides all starts and
     ends; where the times are not whole numbers, starts are rounded to the shortest action. With more stages than ranks
-    a cell begins with the stage: ``2F0``. Lines end after 2000 characters and 64 ranks, with a note. Raises
-    ScheduleError for a table that is not legal.
+    a cell begins with the stage: ``2F0``. ``F3&B1--`` is a pair that runs at once. Lines end after 2000 characters and
+    64 ranks, with a note. Raises ScheduleError for a table that is not legal.
     """
     simulation = simulate(table) if simulation is None else simulation
     table = simulation.table
@@ -103,10 +102,17 @@ def _cells(table: ScheduleTable, simulation: Simulation, rank: int, unit: float)
     starts = np.rint(simulation.start[row] / unit).astype(np.int64).tolist()
     ends = np.rint(simulation.end[row] / unit).astype(np.int64).tolist()
     plain = table.v == 1 and table.placement == tuple(range(table.p))
+    pairs = set(table.overlaps[(table.overlaps >= row.start) & (table.overlaps < row.stop)].tolist())
+
+    def text_of(index: int) -> str:
+        action = table.action(index)
+        return f"{action.kind.name}{action.microbatch}" if plain else str(action)
+
     cells = []
     for index, (start, end) in enumerate(zip(starts, ends, strict=True), start=row.start):
-        action = table.action(index)
-        text = f"{Kind(action.kind).name}{action.microbatch}" if plain else str(action)
+        if index - 1 in pairs:
+            continue
+        text = f"{text_of(index)}&{text_of(index + 1)}" if index in pairs else text_of(index)
         cells.append((text, start, end - start))
         if start > _MOST_COLUMNS:
             break

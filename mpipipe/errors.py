@@ -118,6 +118,30 @@ class ScheduleDeadlockError(ScheduleError):
     """Executing the table would stop for ever; the message holds the cycle of who waits for whom."""
 
 
+class TableFileError(ScheduleError):
+    """A file that holds no schedule table, or can't be written as one.
+
+    Attributes: ``file``; ``line`` and ``cell`` of the place, counted from 1, None where it has none (a header line has
+    no cells; an HDF5 file has neither). The text begins with them, as ``table.csv:3, cell 7: ...``.
+    """
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        file: str | Path,
+        line: int | None = None,
+        cell: int | None = None,
+        text: str | None = None,
+    ) -> None:
+        self.problem = problem
+        self.file = str(file)
+        self.line = line
+        self.cell = cell
+        where = self.file if line is None else f"{self.file}:{line}"
+        super().__init__(f"{where}{'' if cell is None else f', cell {cell}'}: {problem}", action=text)
+
+
 class TransportError(MpipipeError, RuntimeError):
     """A message could not be sent or received. Attributes: ``rank``, ``peer``, ``message`` (its name, as
     ``1SEND_F3``).

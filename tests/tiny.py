@@ -10,14 +10,29 @@ from typing import Any
 import torch
 
 from mpipipe.config import Config
+from mpipipe.errors import ScheduleError
 from mpipipe.model import gpt2_layers, token_loss
+from mpipipe.schedule import build
 from mpipipe.trainer import Trainer
 from mpipipe.transport import Transport
 
 VOCAB, SEQUENCE = 101, 8
 
-SCHEDULES = (("naive", 1), ("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3))
-"""(schedule, chunks) of the grids."""
+SCHEDULES = (
+    ("naive", 1), ("gpipe", 1), ("1f1b", 1), ("1f1b:warmup=1", 1), ("eager-1f1b", 1), ("interleaved", 2),
+    ("interleaved", 3), ("looped-bfs", 2), ("zb-h1", 1), ("zb-h2", 1), ("interleaved-zb", 2), ("interleaved-zb", 3),
+    ("zb-v", 2), ("v-half", 2), ("v-min", 2), ("dualpipe-v", 2), ("hanayo", 2),
+)  # fmt: skip
+"""(schedule, chunks) of the grids: every schedule that keeps one copy of each stage."""
+
+
+def takes(schedule: str, chunks: int, num_ranks: int, num_microbatches: int) -> bool:
+    """Whether there is a table of these numbers."""
+    try:
+        build(schedule, p=num_ranks, v=chunks, m=num_microbatches)
+    except ScheduleError:
+        return False
+    return True
 
 
 def config(

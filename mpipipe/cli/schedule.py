@@ -1,9 +1,8 @@
-"""``mpipipe schedule``: list the schedules, show one. Needs neither torch nor MPI."""
+"""``mpipipe schedule``: list the schedules, show one, convert files of tables. Needs neither torch nor MPI."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,65 +10,137 @@ import typer
 
 from mpipipe.cli.options import Json, Output, new_group
 from mpipipe.cli.output import print_json
-from mpipipe.errors import ConfigError
+from mpipipe.cli.schedule_check import check, compare, figures_text
+from mpipipe.cli.schedule_search import search
+from mpipipe.errors import ConfigError, TableFileError
 
 if TYPE_CHECKING:
     from mpipipe.schedule import Costs, ScheduleTable, Simulation
 
 app = new_group("Schedule tables: which rank does what, in which order.")
+app.command()(check)
+app.command()(compare)
+app.command()(search)
 
-_ENDINGS = {".txt": "text", ".csv": "csv", ".json": "json", ".png": "png"}
+_ENDINGS = {".txt": "text", ".csv": "csv", ".json": "json", ".png": "png", ".h5": "h5", ".hdf5": "h5"}
+_NEED_A_FILE = {"png": "a picture needs a file", "h5": "HDF5 needs a file"}
 _MOST = 1_000_000
+_Cost = Annotated[str, typer.Option("--cost", metavar="F=1,I=1,W=1", help="Durations of one chunk; B takes I + W.")]
+_Latency = Annotated[
+    float, typer.Option("--latency", help="One way, for each hop between ranks, in the costs' unit.")
+]
 
 
 @app.command("list")
 def list_names(as_json: Json = False) -> None:
     """List the schedules that this version can build."""
-    from mpipipe.schedule import names
+    from mpipipe.schedule.registry import FAMILIES
 
     if as_json:
-        print_json({"schedules": list(names())})
+        print_json({"schedules": list(FAMILIES), "summaries": {f.name: f.summary for f in FAMILIES.values()}})
     else:
-        print("\n".join(names()))
+        width = max(len(name) for name in FAMILIES)
+        print("\n".join(f"{family.name.ljust(width)}  {family.summary}" for family in FAMILIES.values()))
 
 
 @app.command()
 def show(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="A name that 'schedule list' prints.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="A name that 'schedule list' prints, or the file of a table (.csv, .h5).",
+            show_default=False,
+        ),
     ],
-    ranks: Annotated[int, typer.Option("-p", "--ranks", help="Pipeline ranks.", min=1, max=_MOST)] = 4,
+    ranks: Annotated[
+        int | None, typer.Option("-p", "--ranks", help="Pipeline ranks.  [default: 4]", min=1, max=_MOST)
+    ] = None,
     microbatches: Annotated[
-        int, typer.Option("-m", "--microbatches", help="Microbatches a step.", min=1, max=_MOST)
-    ] = 8,
+        int | None, typer.Option("-m", "--microbatches", help="Microbatches a step.  [default: 8]", min=1, max=_MOST)
+    ] = None,
     chunks: Annotated[
-        int, typer.Option("-v", "--chunks", help="Pieces of the model on each rank.", min=1, max=_MOST)
-    ] = 1,
-    cost: Annotated[
-        str, typer.Option("--cost", metavar="F=1,I=1,W=1", help="Durations of one chunk; B takes I + W.")
-    ] = "",
-    latency: Annotated[
-        float, typer.Option("--latency", help="One way, for each hop between ranks, in the costs' unit.")
-    ] = 0.0,
+        int | None,
+        typer.Option(
+            "-v",
+            "--chunks",
+            help="Pieces of the model on each rank.  [default: 1, or what the schedule is made for]",
+            min=1,
+            max=_MOST,
+        ),
+    ] = None,
+    cost: _Cost = "",
+    latency: _Latency = 0.0,
     form: Annotated[
-        Literal["text", "csv", "torch-csv", "json", "png"] | None,
+        Literal["text", "csv", "torch-csv", "torch-comms-csv", "json", "png", "h5", "chrome"] | None,
         typer.Option("--format", help="Default: by the ending of the output file, else text.", show_default=False),
     ] = None,
     output: Output = None,
     as_json: Json = False,
 ) -> None:
     """Draw a schedule and give its figures."""
-    from mpipipe.schedule import build, simulate
+    from mpipipe.schedule import simulate
 
     chosen = _format(form, output, as_json)
-    table = build(name, p=ranks, v=chunks, m=microbatches)
+    table = find_table(name, ranks=ranks, microbatches=microbatches, chunks=chunks)
     simulation = simulate(table, parse_costs(cost), latency)
     if output is None:
         print(_text(chosen, table, simulation), end="", flush=True)
     else:
-        _write(output, chosen, table, simulation)
+        _write(output, chosen, table, simulation, key="-o")
         if not as_json:
             print(output)
+
+
+@app.command()
+def convert(
+    source: Annotated[
+        Path, typer.Argument(metavar="IN", help="A table: CSV, ours or torch's, or HDF5.", show_default=False)
+    ],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write.", show_default=False)],
+    form: Annotated[
+        Literal["csv", "torch-csv", "torch-comms-csv", "h5", "json", "chrome"] | None,
+        typer.Option("--format", help="Default: by the ending of OUT (.csv, .h5, .json).", show_default=False),
+    ] = None,
+    cost: _Cost = "",
+    latency: _Latency = 0.0,
+) -> None:
+    """Write a table in another format; json and chrome are of its simulation, at these costs."""
+    from mpipipe.schedule import simulate
+    from mpipipe.schedule.exchange import load_table
+
+    chosen = _format(form, target, as_json=False, key="OUT")
+    if chosen not in ("csv", "torch-csv", "torch-comms-csv", "h5", "json", "chrome"):
+        raise ConfigError(
+            f"can't convert to {chosen}; 'mpipipe schedule show FILE' draws", key="OUT", value=str(target)
+        )
+    costs = parse_costs(cost)
+    table = load_table(source)
+    simulation = simulate(table, costs, latency) if chosen in ("json", "chrome") else None
+    _write(target, chosen, table, simulation, key="OUT")
+    print(target)
+
+
+def find_table(
+    name: str, *, ranks: int | None = None, microbatches: int | None = None, chunks: int | None = None
+) -> ScheduleTable:
+    """The table of a schedule's name, or of a file; then the numbers must be those of the table, or None.
+
+    Numbers that are not given: 4 ranks, 8 microbatches, as many chunks as the schedule is made for. Raises
+    ScheduleError for an unknown name or no table, ConfigError for numbers that are not those of the file.
+    """
+    from mpipipe.schedule import build
+    from mpipipe.schedule.exchange import is_file, load_table
+
+    if not is_file(name):
+        return build(name, p=ranks or 4, v=chunks, m=microbatches or 8)
+    table = load_table(name)
+    for key, asked, found in (("-p", ranks, table.p), ("-m", microbatches, table.m), ("-v", chunks, table.v)):
+        if asked not in (None, found):
+            raise ConfigError(
+                f"{asked} was asked for, the table of {name} has {found}", key=key, value=asked, allowed=str(found)
+            )
+    return table
 
 
 def parse_costs(text: str) -> Costs:
@@ -92,67 +163,52 @@ def parse_costs(text: str) -> Costs:
     return Costs(**costs)
 
 
-def _format(form: str | None, output: Path | None, as_json: bool) -> str:
+def _format(form: str | None, output: Path | None, as_json: bool, *, key: str = "-o") -> str:
     if as_json and form not in (None, "json"):
         raise ConfigError(f"--json and --format {form} exclude each other", key="--format", value=form, allowed="json")
     if output is None:
         chosen = "json" if as_json else form or "text"
-        if chosen == "png":
-            raise ConfigError("a picture needs a file", key="-o", allowed="-o FILE.png")
+        if chosen in _NEED_A_FILE:
+            raise ConfigError(_NEED_A_FILE[chosen], key="-o", allowed=f"-o FILE.{chosen}")
         return chosen
     by_ending = _ENDINGS.get(output.suffix.lower())
     chosen = form or by_ending or ""
     if not chosen:
         raise ConfigError(
-            f"can't tell the format of {output} from its ending", key="-o", value=str(output), allowed=list(_ENDINGS)
+            f"can't tell the format of {output} from its ending", key=key, value=str(output), allowed=list(_ENDINGS)
         )
     return chosen
 
 
-def _text(form: str, table: ScheduleTable, simulation: Simulation) -> str:
+def _text(form: str, table: ScheduleTable, simulation: Simulation | None) -> str:
     """The table in one of the text formats, with its line end."""
     from mpipipe.schedule import draw_text, figures
+    from mpipipe.schedule.exchange import chrome_text, table_text
 
+    if simulation is None:
+        return table_text(table, form)
     if form == "json":
         return json.dumps(figures(table, simulation)) + "\n"
     if form == "text":
-        return f"{draw_text(table, simulation)}\n{_figures_text(simulation)}\n"
-    rows = "".join(",".join(row) + "\n" for row in table.rows())
-    return rows if form == "torch-csv" else _csv_header(table) + rows
+        return f"{draw_text(table, simulation)}\n{figures_text(simulation)}\n"
+    return chrome_text(simulation) if form == "chrome" else table_text(table, form)
 
 
-def _csv_header(table: ScheduleTable) -> str:
-    placement = " ".join(str(rank) for rank in table.placement)
-    lines = ("format = mpipipe-schedule", "version = 1", f"name = {table.name}", f"p = {table.p}", f"v = {table.v}")
-    return "".join(f"# {line}\n" for line in (*lines, f"m = {table.m}", f"placement = {placement}"))
-
-
-def _figures_text(simulation: Simulation) -> str:
-    peaks = " ".join(str(peak) for peak in simulation.peak_activations.tolist())
-    return (
-        f"makespan {simulation.makespan:g} (no less than {simulation.lower_bound:g})  "
-        f"bubble fraction {simulation.bubble_fraction:.4f}  messages {simulation.messages}\n"
-        f"peak activations per rank: {peaks}"
-    )
-
-
-def _write(path: Path, form: str, table: ScheduleTable, simulation: Simulation) -> None:
-    """Write a format to a file; a file that can't be written is the user's mistake."""
+def _write(path: Path, form: str, table: ScheduleTable, simulation: Simulation | None, *, key: str) -> None:
+    """Write a format to a file; a file that can't be written is the user's mistake, as the argument ``key``."""
     from mpipipe.schedule import draw_png
+    from mpipipe.schedule.exchange import TABLE_FORMS, save_table, write_text_whole
 
-    def write() -> None:
-        if form == "png":
+    try:
+        if form in TABLE_FORMS:
+            save_table(table, path, form)
+        elif form in ("json", "chrome"):
+            write_text_whole(path, _text(form, table, simulation), begins=b"{", what="JSON")
+        elif simulation is not None and form == "png":
             draw_png(table, simulation, path)
         else:
             path.write_text(_text(form, table, simulation), encoding="utf-8")
-
-    _as_config_error(write, path)
-
-
-def _as_config_error(write: Callable[[], None], path: Path) -> None:
-    try:
-        write()
+    except TableFileError as error:
+        raise ConfigError(error.problem, file=path, key=key, value=str(path)) from None
     except OSError as error:
-        raise ConfigError(
-            f"can't be written: {error.strerror or error}", file=path, key="-o", value=str(path)
-        ) from None
+        raise ConfigError(f"can't be written: {error.strerror or error}", file=path, key=key, value=str(path)) from None

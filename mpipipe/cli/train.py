@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mpipipe.cli.errors import message
 from mpipipe.cli.log_handlers import logging_to
 from mpipipe.cli.options import Json, RunFile, Settings
 from mpipipe.cli.output import print_json
@@ -47,6 +48,7 @@ def train(run_file: RunFile, settings: Settings = None, resume: Resume = None, a
         return _train(config, transport, resume, as_json)
 
     def prepare(num_ranks: int) -> Config:
+        _check_resume(resume)
         return prepare_config(run_file, settings, num_ranks, "data.train")
 
     raise typer.Exit(on_ranks(prepare, work, as_json=as_json))
@@ -62,27 +64,48 @@ def evaluate(run_file: RunFile, settings: Settings = None, resume: Resume = None
         return _evaluate(config, transport, resume, as_json)
 
     def prepare(num_ranks: int) -> Config:
+        _check_resume(resume)
         return prepare_config(run_file, settings, num_ranks, "data.validation")
 
     raise typer.Exit(on_ranks(prepare, work, as_json=as_json))
 
 
+def _check_resume(resume: str | None) -> None:
+    from mpipipe.config import is_path
+
+    if resume is not None and not is_path(resume):
+        problem = "is empty, too long for a path, or holds a control character"
+        raise ConfigError(problem, file="--resume", key="run.resume", value=resume, allowed="auto, never, or a path")
+
+
 def prepare_config(run_file: Path, settings: list[str] | None, num_ranks: int, *needed: str) -> Config:
     """The run file's config for ``num_ranks`` ranks; the same or the same ConfigError on every rank."""
     from mpipipe.config import Config, unknown_schedule
-    from mpipipe.schedule import build, names
+    from mpipipe.schedule import names
+    from mpipipe.schedule.exchange import is_file, table_named
 
     config = Config.load(run_file, settings or ())
-    config.require(*needed, file=run_file)
+    keys = {text.partition("=")[0].strip() for text in settings or ()}
+    config.require(*needed, file=Path("--set") if keys & set(needed) else run_file)
     config.needed_model(run_file)
-    config = config.resolve(num_ranks, run_file)
+    config = config.resolve(num_ranks, run_file, settings or ())
     pipeline = config.pipeline
-    if pipeline.schedule not in names():
-        raise unknown_schedule(pipeline.schedule, names(), run_file)
+    file = Path("--set") if keys & {"pipeline.schedule", "pipeline.chunks"} else run_file
+    family = pipeline.schedule.partition(":")[0]
+    if family not in names() and not is_file(pipeline.schedule):
+        raise unknown_schedule(pipeline.schedule, names(), file)
     try:
-        build(pipeline.schedule, p=num_ranks, v=pipeline.chunks, m=config.num_microbatches)
+        table = table_named(pipeline.schedule, p=num_ranks, v=pipeline.chunks, m=config.num_microbatches)
     except ScheduleError as error:
-        raise ConfigError(str(error), file=run_file, key="pipeline.schedule", value=pipeline.schedule) from None
+        raise ConfigError(message(error), file=file, key="pipeline.schedule", value=pipeline.schedule) from None
+    if table.mirror is not None:
+        raise ConfigError(
+            "keeps every stage on two ranks: this version draws and simulates such schedules, and trains with none",
+            file=file,
+            key="pipeline.schedule",
+            value=pipeline.schedule,
+            allowed="a schedule with one copy of each stage, as zb-v or dualpipe-v",
+        )
     return config
 
 
@@ -146,12 +169,12 @@ def _evaluate(config: Config, transport: Transport, resume: str | None, as_json:
 
 
 def _log_context(config: Config, transport: Transport) -> LogContext:
-    from mpipipe.schedule import build
+    from mpipipe.schedule.exchange import table_named
     from mpipipe.topology import stages_on
 
     pipeline = config.pipeline
-    placement = build(pipeline.schedule, p=transport.size, v=pipeline.chunks, m=1).placement
-    stages = stages_on(placement, transport.rank)
+    table = table_named(pipeline.schedule, p=transport.size, v=pipeline.chunks, m=config.num_microbatches)
+    stages = stages_on(table.placement, transport.rank)
     return LogContext(rank=transport.rank, stages=",".join(str(stage) for stage in stages))
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mpipipe.schedule.action import Kind
 from mpipipe.schedule.depends import action_crossings
-from mpipipe.schedule.table import ScheduleTable
+from mpipipe.schedule.table import Extra, ScheduleTable
 
 
 def lower(table: ScheduleTable) -> ScheduleTable:
@@ -47,7 +47,19 @@ def lower(table: ScheduleTable) -> ScheduleTable:
         stages=table.stages[source],
         microbatches=table.microbatches[source],
         overlaps=starts[pairs] + receives[pairs] + receives[pairs + 1],
+        extras=_moved_extras(table, starts),
     )
+
+
+def _moved_extras(table: ScheduleTable, places: NDArray[np.int64]) -> tuple[Extra, ...]:
+    """The extras of ``table``, before the same actions as they were. ``places`` int64 (A+1,): the new flat index of
+    each action, and of the end."""
+    moved = []
+    for extra in table.extras:
+        row = table.row_of(extra.rank)
+        place = places[min(row.start + extra.row, row.stop)] - places[row.start]
+        moved.append(extra._replace(row=int(place)))
+    return tuple(moved)
 
 
 def _join(kinds: NDArray[np.uint8], source: NDArray[np.int64], begin: int, end: int) -> None:
@@ -76,4 +88,5 @@ def strip(table: ScheduleTable) -> ScheduleTable:
         stages=table.stages[kept],
         microbatches=table.microbatches[kept],
         overlaps=np.searchsorted(kept, table.overlaps).astype(np.int64),
+        extras=_moved_extras(table, np.searchsorted(kept, np.arange(table.num_actions + 1))) if table.extras else (),
     )

@@ -11,6 +11,7 @@ import pytest
 from mpipipe.cli.errors import error_object, exit_code
 from mpipipe.cli.ranks import on_ranks
 from mpipipe.cli.train import prepare_config
+from mpipipe.collectives import all_gather_objects
 from mpipipe.config import Config
 from mpipipe.environment import check_world
 from mpipipe.errors import (
@@ -58,7 +59,9 @@ def no_launcher(monkeypatch):
     launchers = ("PMI_RANK", "PMI_SIZE", "PMI_FD", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
     for name in (*launchers, "SLURM_STEP_ID", "PMIX_RANK"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("mpipipe.cli.ranks.FIRST_RANK_TELLS_WITHIN_S", 0.0)
+    monkeypatch.setattr("mpipipe.environment.FIRST_RANK_TELLS_WITHIN_S", 0.0)
+    monkeypatch.setattr("mpipipe.environment.OUTPUT_PASSES_WITHIN_S", 0.0)
+    monkeypatch.setattr("mpipipe.environment.LAUNCHER_ANSWERS_WITHIN_S", 0.05)
     monkeypatch.setattr("mpipipe.cli.ranks.OUTPUT_PASSES_WITHIN_S", 0.0)
 
 
@@ -129,7 +132,7 @@ def test_one_rank_without_the_file_ends_all_alike(capsys):
         return ready(num_ranks)
 
     assert on_all(3, prepare, done) == [2, 2, 2]
-    assert capsys.readouterr().err == "error: a.toml: no such file\n"
+    assert capsys.readouterr().err == "error: a.toml: no such file\nSeen on rank 2 only, of 3 ranks.\n"
 
 
 def test_ranks_with_different_files_are_refused(capsys):
@@ -195,14 +198,13 @@ def test_interrupt_aborts_without_a_traceback(capsys):
     assert capsys.readouterr().err == "rank 0 was interrupted\n"
 
 
-def test_a_bug_while_preparing_aborts(capsys):
+def test_a_bug_while_preparing_ends_all_ranks_alike(capsys, caplog):
     def prepare(num_ranks):
-        raise ZeroDivisionError
+        raise ZeroDivisionError("a bug")
 
-    code, transport = alone(done, prepare=prepare)
-    assert code is None
-    assert transport.calls == ["abort 1"]
-    assert "ZeroDivisionError" in capsys.readouterr().err
+    assert on_all(2, prepare, done) == [1, 1]
+    assert capsys.readouterr().err == "error: ZeroDivisionError: a bug\n"
+    assert [record.exc_info[0] for record in caplog.records] == [ZeroDivisionError] * 2  # with the traceback
 
 
 def no_mpi():
@@ -221,6 +223,24 @@ def test_a_process_without_mpi_tells_and_ends_the_launch(capsys, monkeypatch, ra
     assert capsys.readouterr().err == "error: mpi4py is missing\n" + more
     with writer, reader:
         assert reader.recv(1000).splitlines() == [b"cmd=init pmi_version=1 pmi_subversion=1", b"cmd=abort exitcode=3"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no shared memory"), OSError("no such device"), KeyboardInterrupt()])
+def test_any_error_before_mpi_counts_the_ranks_ends_the_launch(capsys, monkeypatch, error):
+    reader, writer = socket.socketpair()
+    monkeypatch.setenv("PMI_SIZE", "2")
+    monkeypatch.setenv("PMI_RANK", "1")
+    monkeypatch.setenv("PMI_FD", str(writer.fileno()))
+    with writer, reader:
+        reader.sendall(b"cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0\n")
+        assert on_ranks(ready, done, as_json=False, open_world=lambda: raising(error)(None, None)) == 1
+        assert reader.recv(1000).endswith(b"cmd=abort exitcode=1\n")
+    assert "This is rank 1, on " in capsys.readouterr().err
+
+
+def test_an_error_of_a_process_on_its_own_is_left_to_the_caller():
+    with pytest.raises(RuntimeError, match="no shared memory"):
+        on_ranks(ready, done, as_json=False, open_world=lambda: raising(RuntimeError("no shared memory"))(None, None))
 
 
 def test_a_wrong_launcher_is_told_by_its_first_process_only(capsys, monkeypatch):
@@ -312,8 +332,23 @@ def test_prepare_config(tmp_path):
         assert caught.value.key == key
     with pytest.raises(ConfigError, match=r"\"1f1B\" is no schedule. Did you mean '1f1b'\? \(allowed: naive, "):
         prepare_config(run_file, ["pipeline.schedule=1f1B"], 2)
-    with pytest.raises(ConfigError, match=r"a\.toml: pipeline\.schedule = '1f1b' has one chunk per rank"):
+    with pytest.raises(ConfigError, match=r"--set: pipeline\.schedule = '1f1b' has one chunk per rank"):
         prepare_config(run_file, ["pipeline.chunks=2"], 2)
     with pytest.raises(ConfigError) as caught:
         prepare_config(run_file, [], 2, "data.train")
     assert caught.value.key == "data.train"
+
+
+def test_a_rank_alone_with_a_fault_tells_it_while_the_others_are_in_a_gather(capsys):
+    """Its exit code would be taken for what the others gather."""
+
+    def work(config, transport):
+        if transport.rank == 1:
+            raise DataError("this node lacks train.h5")
+        return len(all_gather_objects(transport, {"rank": transport.rank}))
+
+    with pytest.raises(TransportError):
+        on_all(3, ready, work)
+    said = capsys.readouterr().err
+    assert "DataError: this node lacks train.h5" in said
+    assert "has no attribute" not in said

@@ -94,7 +94,12 @@ def test_usage_error_is_printed_by_the_launchers_first_rank_only(capsys, monkeyp
 
 def test_schedule_list(capsys):
     assert main(["schedule", "list"]) == 0
-    assert capsys.readouterr().out.split() == ["naive", "gpipe", "1f1b", "interleaved"]
+    loops = "naive gpipe 1f1b eager-1f1b interleaved looped-bfs zb-h1 zb-h2 interleaved-zb"
+    turning = "zb-v v-half v-min dualpipe-v dualpipe chimera hanayo"
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == f"{loops} {turning}".split()
+    assert all(len(line.split()) > 5 for line in lines)
+    assert json_of(capsys, "schedule", "list")["schedules"] == f"{loops} {turning}".split()
 
 
 def test_schedule_show_json(capsys):
@@ -217,7 +222,7 @@ def test_checkpoint_list_and_show_of_nothing(capsys, tmp_path):
     assert json_of(capsys, "checkpoint", "show", str(tmp_path), code=2)["error"]["message"] == error["message"]
     (tmp_path / "config.toml").write_text("")
     assert json_of(capsys, "checkpoint", "list", str(tmp_path))["checkpoints"] == []
-    assert "no complete checkpoint" in json_of(capsys, "checkpoint", "show", str(tmp_path), code=2)["error"]["message"]
+    assert "no usable checkpoint" in json_of(capsys, "checkpoint", "show", str(tmp_path), code=2)["error"]["message"]
     assert (
         json_of(capsys, "checkpoint", "list", str(tmp_path / "none"), code=2)["error"]["type"]
         == "CheckpointNotFoundError"

@@ -26,6 +26,9 @@ OUTPUT_PASSES_WITHIN_S = 0.5
 times.
 """
 
+LAUNCHER_ANSWERS_WITHIN_S = 2.0
+"""A launcher that says nothing to a greeting for so long does not speak PMI-1."""
+
 FIRST_RANK_TELLS_WITHIN_S = 5.0
 """A fault that all ranks have is told by rank 0 within this time, start-up of the slowest node included."""
 
@@ -97,15 +100,22 @@ def check_world(size: int, environ: Mapping[str, str] | None = None) -> None:
 def end_launch(code: int, environ: Mapping[str, str] | None = None) -> None:
     """Ask a PMI launcher to end every process of the launch, exit code ``code``, from one in which MPI has not started.
 
-    hydra takes no notice of such a process's exit, and the others wait for it in ``MPI_Init`` for ever. The words are
-    those of PMI-1's wire protocol, on the open socket that the launcher names in ``PMI_FD``. Other launchers end a
-    launch at the first exit code that is not 0 by themselves: for them it does nothing.
+    hydra takes no notice of such a process's exit, nor does SLURM without ``--kill-on-bad-exit``, and the others wait
+    for it in ``MPI_Init`` for ever. The words are those of PMI-1's wire protocol, on the open socket that the launcher
+    names in ``PMI_FD``; the greeting goes alone, since SLURM takes what comes with it for a part of it. Other launchers
+    end a launch at the first exit code that is not 0 by themselves: for them it does nothing.
     """
     channel = _number(os.environ if environ is None else environ, "PMI_FD")
     if channel is None:
         return
     with suppress(OSError), socket.socket(fileno=os.dup(channel)) as to_launcher:  # OSError too for what is no socket
-        to_launcher.sendall(b"cmd=init pmi_version=1 pmi_subversion=1\ncmd=abort exitcode=%d\n" % code)
+        to_launcher.settimeout(LAUNCHER_ANSWERS_WITHIN_S)
+        to_launcher.sendall(b"cmd=init pmi_version=1 pmi_subversion=1\n")
+        with suppress(TimeoutError):
+            to_launcher.recv(1024)
+        to_launcher.sendall(b"cmd=abort exitcode=%d\n" % code)
+        with suppress(TimeoutError):
+            to_launcher.recv(1024)  # the launcher ends this process meanwhile
 
 
 def node_name(environ: Mapping[str, str] | None = None) -> str:
@@ -117,6 +127,20 @@ def node_name(environ: Mapping[str, str] | None = None) -> str:
 def available_cores() -> int:
     """Cores that this process may run on."""
     return len(os.sched_getaffinity(0))
+
+
+def _are_bound(ranks_on_node: int, cores: int, node_cores: int) -> bool:
+    """Whether the launcher has given each rank cores of its own: then all that the ranks may use fit into the node."""
+    return cores * ranks_on_node <= node_cores
+
+
+def has_core_of_its_own(ranks_on_node: int, *, cores: int | None = None, node_cores: int | None = None) -> bool:
+    """Whether every rank of the node can keep a core busy without taking it from another one. ``cores``: those that
+    this process may use; ``node_cores``: those of the node.
+    """
+    mine = available_cores() if cores is None else cores
+    total = (os.cpu_count() or mine) if node_cores is None else node_cores
+    return ranks_on_node <= mine or _are_bound(ranks_on_node, mine, total)
 
 
 def threads_per_rank(
@@ -138,8 +162,7 @@ def threads_per_rank(
         return asked
     mine = available_cores() if cores is None else cores
     total = (os.cpu_count() or mine) if node_cores is None else node_cores
-    bound = mine * ranks_on_node <= total
-    return max(1, mine if bound else mine // max(1, ranks_on_node))
+    return max(1, mine if _are_bound(ranks_on_node, mine, total) else mine // max(1, ranks_on_node))
 
 
 def software_versions() -> dict[str, str | None]:

@@ -13,14 +13,13 @@ from torch import Tensor, nn
 from mpipipe.config import Config
 from mpipipe.data import ByteTokenizer, TextTokenizer, Tokenizer, expand_paths, load_tokenizer
 from mpipipe.errors import CheckpointError, CheckpointMismatchError, CheckpointNotFoundError, ConfigError, DataError
-from mpipipe.formats.checkpoint import Manifest, list_checkpoints, read_manifest, read_tensors
+from mpipipe.formats.checkpoint import PARAMETERS, Manifest, find_checkpoint, read_manifest, read_tensors
+from mpipipe.formats.hdf5 import is_hdf5
 from mpipipe.formats.paths import RunPaths
 from mpipipe.formats.tokens import TokensFile
 from mpipipe.model import ModelLayers, gpt2_layers
 
-PARAMETERS = "/parameters/"
 _NUM_BYTES = 256
-_HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 
 def generate(
@@ -49,7 +48,10 @@ def generate(
     model.vocab, and a number that can't be used; DataError for a tokenizer that can't be read.
     """
     _check_numbers(max_tokens, temperature, seed)
-    folder = find_checkpoint(run_dir, checkpoint_step)
+    paths = RunPaths(Path(run_dir))
+    if not paths.root.is_dir():
+        raise CheckpointNotFoundError(f"{paths.root}: there is no such run folder")
+    folder = find_checkpoint(paths.checkpoints, checkpoint_step)
     manifest = read_manifest(folder)
     config = Config.from_toml(manifest.config_text, file=str(folder))
     words = find_tokenizer(config, tokenizer)
@@ -71,23 +73,6 @@ def _check_numbers(max_tokens: int, temperature: float, seed: int) -> None:
         )
     if not 0 <= seed < 2**63:
         raise ConfigError(f"a seed of {seed} was asked for", value=seed, allowed="a whole number, 0 to 2^63 - 1")
-
-
-def find_checkpoint(run_dir: str | Path, step: int | None) -> Path:
-    """The folder of the checkpoint of ``step``, or of the newest one that can be used."""
-    paths = RunPaths(Path(run_dir))
-    if not paths.root.is_dir():
-        raise CheckpointNotFoundError(f"{paths.root}: there is no such run folder")
-    listed = list_checkpoints(paths.checkpoints)
-    usable = [entry for entry in listed if entry.problem is None and step in (None, entry.step)]
-    if usable:
-        return usable[-1].path
-    problems = "; ".join(entry.problem for entry in listed if entry.problem and step in (None, entry.step))
-    steps = ", ".join(str(entry.step) for entry in listed if entry.problem is None) or "none"
-    wanted = "usable checkpoint" if step is None else f"usable checkpoint of step {step}"
-    raise CheckpointNotFoundError(
-        f"{paths.checkpoints}: there is no {wanted} (usable steps: {steps})" + (f"; {problems}" if problems else "")
-    )
 
 
 def find_tokenizer(config: Config, given: str | Path | None = None) -> Tokenizer:
@@ -133,14 +118,11 @@ def _in_token_file(file: TokensFile) -> Tokenizer | None:
 def _tokenizer_of_file(path: Path) -> Tokenizer:
     if str(path) == ByteTokenizer.name:
         return ByteTokenizer()
-    if path.is_file():
-        with path.open("rb") as file:
-            is_hdf5 = file.read(len(_HDF5_SIGNATURE)) == _HDF5_SIGNATURE
-        if is_hdf5:
-            found = _in_token_file(TokensFile(path))
-            if found is None:
-                raise DataError(f"{path} names its tokenizer and lacks it; name the tokenizer's JSON file")
-            return found
+    if path.is_file() and is_hdf5(path):
+        found = _in_token_file(TokensFile(path))
+        if found is None:
+            raise DataError(f"{path} names its tokenizer and lacks it; name the tokenizer's JSON file")
+        return found
     return load_tokenizer(path)
 
 

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Literal
 
+from mpipipe.formats.whole import replace_text
 from mpipipe.units import finite_or_none
 
 _log = logging.getLogger(__name__)
@@ -29,13 +30,7 @@ def write_status(path: Path, state: State, *, exit_code: int | None, **fields: o
     """
     given = {key: finite_or_none(value) for key, value in fields.items()}
     status = {"state": state, "exit_code": exit_code, **given, "host": socket.gethostname(), "time": time.time()}
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        part.write_text(json.dumps(status, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        os.replace(part, path)
-    except OSError:
-        part.unlink(missing_ok=True)
-        raise
+    replace_text(path, json.dumps(status, indent=1, allow_nan=False) + "\n")
 
 
 class TimeLimit:
@@ -97,8 +92,12 @@ class RunLock:
                 return holder or "it does not say who"
             _log.debug("%s: no locks on this file system: %s", self._path, error)
             return None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"host {socket.gethostname()}, process {os.getpid()}\n".encode(), 0)
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"host {socket.gethostname()}, process {os.getpid()}\n".encode(), 0)
+        except OSError:
+            os.close(descriptor)
+            raise
         self._descriptor = descriptor
         return None
 

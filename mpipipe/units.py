@@ -1,4 +1,4 @@
-"""Durations and sizes as text: parsing what a user writes, formatting what a user reads."""
+"""Durations and sizes as text: durations as a user writes them, both as a user reads them."""
 
 from __future__ import annotations
 
@@ -8,22 +8,8 @@ import re
 from mpipipe.errors import ConfigError
 
 _DURATION_UNITS_S = {"d": 86400.0, "h": 3600.0, "m": 60.0, "min": 60.0, "s": 1.0, "ms": 1e-3}
-_SIZE_UNITS_BYTES = {
-    "B": 1,
-    "kB": 10**3,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KiB": 2**10,
-    "MiB": 2**20,
-    "GiB": 2**30,
-    "TiB": 2**40,
-}
 _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(d|h|min|ms|m|s)", re.ASCII)
-_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*", re.ASCII)
 _DURATION_ALLOWED = 'numbers with the units d, h, m, s or ms, as "3h50m" or "90s"'
-_SIZE_ALLOWED = 'a number with one of B, kB, MB, GB, TB, KiB, MiB, GiB, TiB, as "80GiB"'
 
 
 def parse_duration(text: str) -> float:
@@ -47,17 +33,6 @@ def parse_duration(text: str) -> float:
     if not 0 < seconds < math.inf:
         raise ConfigError(f"{text!r} is not a duration above zero", value=text, allowed=_DURATION_ALLOWED)
     return seconds
-
-
-def parse_size(text: str) -> int:
-    """Bytes in a size such as ``"80GiB"`` or ``"1.5 GB"``. Raises ConfigError for anything else, also a bare number."""
-    match = _SIZE.fullmatch(text)
-    if match is None or match[2] not in _SIZE_UNITS_BYTES:
-        raise ConfigError(f"{text!r} is not a size", value=text, allowed=_SIZE_ALLOWED)
-    number = float(match[1]) * _SIZE_UNITS_BYTES[match[2]]
-    if not 0 < number < 2**63:
-        raise ConfigError(f"{text!r} is not a size above zero", value=text, allowed=_SIZE_ALLOWED)
-    return int(number)
 
 
 def format_seconds(seconds: float) -> str:

@@ -28,7 +28,8 @@ from mpipipe.formats import checkpoint as checkpoint_files
 from mpipipe.formats import trace_layout
 from mpipipe.formats.tokens import Source, write_tokens
 from mpipipe.formats.trace import TraceWriter
-from mpipipe.schedule import names
+from mpipipe.schedule import Kind, ScheduleTable, build, names
+from mpipipe.schedule.exchange import TABLE_FORMS, csv_file, save_table, table_text
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
@@ -196,14 +197,15 @@ def test_the_page_of_the_run_file_has_every_key_with_its_default() -> None:
     page = (ROOT / "docs" / "run_file.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `([a-z]+\.[a-z_]+)` \| (.+?) \|", page, re.MULTILINE))
     assert set(rows) == known_keys()
-    config = Config.from_tables({"model": {"layers": 1, "hidden": 1, "heads": 1, "sequence": 1}})
+    config = Config.from_tables({"model": {"layers": 1, "hidden": 2, "heads": 1, "sequence": 1}})
     written = tomllib.loads(config.to_toml())
     for key, shown in rows.items():
         name, leaf = key.split(".")
         if type(getattr(config, name)).model_fields[leaf].is_required():
             assert shown == "required", key
         elif key == "model.ffn_hidden":
-            assert written[name][leaf] == 4
+            assert shown == "4 · `model.hidden`"
+            assert written[name][leaf] == 8
         elif shown == "none":
             assert leaf not in written[name], key
         else:
@@ -211,7 +213,7 @@ def test_the_page_of_the_run_file_has_every_key_with_its_default() -> None:
 
 
 def test_the_schedules_that_are_listed_are_those_there_are() -> None:
-    listed = re.search(r"^- Four schedules: (.*?)\.", README, re.MULTILINE)
+    listed = re.search(r"^- Schedules: ([^.]*)\.", README, re.MULTILINE)
     assert listed
     assert tuple(re.findall(r"`([^`]+)`", listed[1])) == names()
 
@@ -308,6 +310,30 @@ def test_every_object_of_a_token_file_is_described(tmp_path: Path) -> None:
         file.visititems(lambda name, item: found.append(f"/{name}") if isinstance(item, h5py.Dataset) else None)
     assert len(found) == 11
     assert set(found) <= page
+
+
+def test_every_object_of_a_schedule_file_is_described(tmp_path: Path) -> None:
+    page = FORMATS.partition("\n## Schedule tables\n")[2]  # the header lines in it look like headings
+    rows = [["0F0", "1F1", "0UNSHARD"], ["1F0", "0F1"]]
+    save_table(ScheduleTable.from_rows(rows, placement=[0, 1], mirror=[1, 0]), tmp_path / "table.h5")
+    found: list[str] = []
+    with h5py.File(tmp_path / "table.h5") as file:
+        found += file.attrs
+        file.visititems(lambda name, item: found.append(f"/{name}") if isinstance(item, h5py.Dataset) else None)
+    assert len(found) == 18
+    assert set(found) <= names_in(section(page, "### HDF5"))
+    header = re.findall(r"^\| (`.*?) \|", page.partition("| header line |")[2].partition("\n\n")[0], re.MULTILINE)
+    assert set(csv_file.KEYS) <= set(re.findall(r"`(\w+)`", "".join(header)))
+    kinds = re.search(r"`/kinds` \|[^|]*\| (.*?) \|", page)
+    assert kinds
+    assert kinds[1] == ", ".join(f"{kind.name} {kind.value}" for kind in Kind)
+
+
+def test_the_schedule_file_that_is_shown_is_the_one_that_is_written() -> None:
+    page = FORMATS.partition("\n## Schedule tables\n")[2]
+    assert table_text(build("1f1b", p=2, m=2), "csv") in blocks(page, "")
+    written = {match[1] for match in re.finditer(r"^\| `([a-z0-9-]+)` \|", page, re.MULTILINE)}
+    assert set(TABLE_FORMS) <= written
 
 
 def test_every_field_of_the_metrics_is_described() -> None:

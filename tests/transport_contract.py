@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from mpipipe import collectives
-from mpipipe.errors import MessageMismatchError, TransportError
+from mpipipe.errors import (
+    CheckpointNotFoundError,
+    ConfigError,
+    MessageMismatchError,
+    MpipipeError,
+    SetupError,
+    TransportError,
+)
 from mpipipe.transport import COLLECTIVE_TAG, MESSAGE_TAGS, Transport
 
 BIG = 3 << 20
@@ -116,14 +123,43 @@ def check_all_gather(transport: Transport) -> None:
             assert (rows[rank] == rank + 1).all()
 
 
-def check_objects_and_flags(transport: Transport) -> None:
+def check_objects(transport: Transport) -> None:
     found = collectives.all_gather_objects(
         transport, {"rank": transport.rank, "text": "é" * transport.rank, "none": None}
     )
     assert [entry["rank"] for entry in found] == list(range(transport.size))
     assert found[-1]["text"] == "é" * (transport.size - 1)
-    assert collectives.any_rank(transport, transport.rank == transport.size - 1)
-    assert not collectives.any_rank(transport, False)
+
+
+def check_agreement(transport: Transport) -> None:
+    """An error of one rank is the same error on all, of the same class and with the same attributes."""
+    rank, last = transport.rank, transport.size - 1
+    assert collectives.agree(transport, lambda: f"of {rank}") == f"of {rank}"
+    assert collectives.on_first_rank(transport, lambda: [rank, None]) == [0, None]
+
+    def fail(error: Exception) -> None:
+        if rank == last:
+            raise error
+
+    asked = ConfigError("no such thing", file="a.toml", key="run.dir", value=3, allowed=["x", "y"])
+    with pytest.raises(ConfigError) as caught:
+        collectives.agree(transport, lambda: fail(asked))
+    assert str(caught.value) == str(asked)
+    assert (caught.value.key, caught.value.value, caught.value.allowed) == ("run.dir", 3, ["x", "y"])
+    assert caught.value.seen_alike
+    others = [] if last == 0 else [f"Seen on rank {last} only, of {transport.size} ranks."]
+    assert getattr(caught.value, "__notes__", []) == others
+    for error, kind in ((KeyError("odd"), MpipipeError), (PermissionError(13, "not yours"), SetupError)):
+        with pytest.raises(MpipipeError, match=type(error).__name__) as found:
+            collectives.agree(transport, lambda error=error: fail(error))
+        assert type(found.value) is kind
+        assert found.value.seen_alike
+
+    def gone() -> None:
+        raise CheckpointNotFoundError("gone")
+
+    with pytest.raises(CheckpointNotFoundError, match="^gone"):
+        collectives.on_first_rank(transport, gone)
 
 
 def check_sums_in_rank_order(transport: Transport) -> None:

@@ -11,6 +11,7 @@ from mpipipe.analysis.segments import segment_text
 from mpipipe.analysis.spacetime import draw_spacetime
 from mpipipe.analysis.summary import averaged_steps, summary
 from mpipipe.errors import TraceFormatError
+from mpipipe.formats.paths import picture_in
 
 _HEADS = {
     "wait_activation_s": "waiting for an activation",
@@ -46,7 +47,7 @@ def report(
         step, why = _median_step(loaded, figures), "the step of median duration"
     folder = Path(out_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    picture = folder / f"spacetime-step-{step:08d}.png"
+    picture = picture_in(folder, step)
     draw_spacetime(loaded, step, picture, note=f"{why}; {_mean_text(figures)}")
     text, data = folder / "summary.md", folder / "summary.json"
     text.write_text(summary_text(figures) + f"\nPicture of step {step} ({why}): `{picture.name}`\n", encoding="utf-8")

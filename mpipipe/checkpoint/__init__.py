@@ -4,9 +4,10 @@ Tensors are known by full dataset paths (``/parameters/NAME``, ``/optimizer/exp_
 ranks there are or which rank owns what.
 """
 
-from mpipipe.checkpoint.loading import LoadedCheckpoint, check_names, find_latest, load, restore
+from mpipipe.checkpoint.loading import LoadedCheckpoint, check_names, load, restore
 from mpipipe.checkpoint.retention import Pruned, prune
 from mpipipe.checkpoint.saving import CheckpointState, save
+from mpipipe.formats.checkpoint import find_latest
 
 __all__ = [
     "CheckpointState",

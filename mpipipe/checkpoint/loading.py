@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mpipipe.collectives import all_gather_objects
+from mpipipe.collectives import all_gather_objects, attempt, on_first_rank
 from mpipipe.errors import (
     CheckpointCorruptError,
     CheckpointError,
@@ -24,6 +24,17 @@ from mpipipe.transport import Transport
 
 NAMES_SHOWN = 5
 
+Kind = tuple[tuple[int, ...], str]
+"""A tensor's shape and element type, the latter by its name in a checkpoint (docs/formats.md)."""
+
+_GRAVEST_FIRST = (
+    CheckpointMismatchError,
+    CheckpointNotFoundError,
+    CheckpointError,
+    CheckpointCorruptError,
+    CheckpointIncompleteError,
+)
+
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
@@ -35,23 +46,6 @@ class LoadedCheckpoint:
     scalars: dict[str, int | float | str]
     tensors: dict[str, np.ndarray]
     config_text: str
-
-
-def find_latest(checkpoints_dir: str | Path, *, verify: bool = False) -> tuple[Path | None, list[str]]:
-    """The newest complete checkpoint, or None, and a reason for each newer one that was passed over, newest first.
-
-    With ``verify`` also every tensor is read and compared with its checksum. Unfinished saves older than the one found
-    are not listed.
-    """
-    skipped: list[str] = []
-    for listing in reversed(files.list_checkpoints(checkpoints_dir)):
-        problem = listing.problem
-        if problem is None and verify:
-            problem = next(files.find_problems(listing.path), None)
-        if problem is None:
-            return listing.path, skipped
-        skipped.append(problem)
-    return None, skipped
 
 
 def load(folder: str | Path, names: Iterable[str], *, verify: bool = True) -> LoadedCheckpoint:
@@ -74,13 +68,14 @@ def load(folder: str | Path, names: Iterable[str], *, verify: bool = True) -> Lo
 
 
 def check_names(
-    manifest: files.Manifest, expected: Collection[str], shapes: Mapping[str, tuple[int, ...]] | None = None
+    manifest: files.Manifest, expected: Collection[str], kinds: Mapping[str, Kind] | None = None
 ) -> None:
     """Raise CheckpointMismatchError unless the checkpoint holds exactly the tensors ``expected`` (of all ranks
     together).
 
-    A tensor counts as expected by its own name or an alias. ``shapes``: name -> the shape that the model has, where it
-    is to be compared. The message names missing and unexpected tensors with the nearest names, and both shapes.
+    A tensor counts as expected by its own name or an alias. ``kinds``: name -> shape and element type in the model,
+    where they are to be compared. The message names missing and unexpected tensors with the nearest names, and both
+    shapes or types.
     """
     problems = []
     missing = sorted(name for name in expected if manifest.find(name) is None)
@@ -91,10 +86,12 @@ def check_names(
     if unexpected:
         problems.append(_list_names("the checkpoint also holds", unexpected, list(expected)))
     differing = []
-    for name, shape in (shapes or {}).items():
+    for name, (shape, dtype) in (kinds or {}).items():
         entry = manifest.find(name)
         if entry is not None and entry.shape != tuple(shape):
             differing.append(f"{name} is {entry.shape} in the checkpoint and {tuple(shape)} in the model")
+        elif entry is not None and entry.dtype != dtype:
+            differing.append(f"{name} is {entry.dtype} in the checkpoint and {dtype} in the model")
     if differing:
         more = f", and {len(differing) - NAMES_SHOWN} more" if len(differing) > NAMES_SHOWN else ""
         problems.append("; ".join(differing[:NAMES_SHOWN]) + more)
@@ -108,12 +105,12 @@ def check_names(
 def restore(
     transport: Transport,
     checkpoints_dir: str | Path,
-    shapes: Mapping[str, tuple[int, ...]],
+    kinds: Mapping[str, Kind],
     *,
     folder: str | Path | None = None,
 ) -> tuple[LoadedCheckpoint | None, list[str]]:
-    """Each rank's tensors (``shapes``: its names -> its shapes) from the newest checkpoint that is whole for all ranks.
-    Collective.
+    """Each rank's tensors (``kinds``: its names -> shape and element type) from the newest checkpoint that is whole for
+    all ranks. Collective.
 
     Returns the loaded state, or None where there is none to be used, and why newer ones were passed over, the same list
     on every rank. Every checksum that a rank reads is compared: when a tensor is damaged for one rank, all ranks go on
@@ -121,63 +118,59 @@ def restore(
     CheckpointError on all ranks. Raises CheckpointMismatchError on all ranks when the checkpoint is sound and belongs
     to another model (see :func:`check_names`).
     """
-    # One look at the folder, by one rank: the others may see it later or sooner.
-    found: list[tuple[str, str | None]] = []
-    trouble = None
-    if folder is None and transport.rank == 0:
-        try:
-            listings = files.list_checkpoints(checkpoints_dir)
-            found = [(listing.path.name, listing.problem) for listing in reversed(listings)]
-        except OSError as error:
-            trouble = f"{checkpoints_dir}: the checkpoints can't be listed: {error}"
-    mine = {name: list(shape) for name, shape in shapes.items()}
-    replies = all_gather_objects(transport, {"found": found, "trouble": trouble, "shapes": mine})
-    if replies[0]["trouble"]:
-        failure = CheckpointError(replies[0]["trouble"])
-        failure.seen_alike = True
-        raise failure
-    everything = {name: tuple(shape) for reply in replies for name, shape in reply["shapes"].items()}
+    mine = {name: [list(shape), dtype] for name, (shape, dtype) in kinds.items()}
+    everything: dict[str, Kind] = {
+        name: (tuple(shape), dtype)
+        for reply in all_gather_objects(transport, mine)
+        for name, (shape, dtype) in reply.items()
+    }
     if folder is not None:
-        return _load_on_all(transport, Path(folder), shapes, everything), []
+        return _load_on_all(transport, Path(folder), kinds, everything), []
     passed_over: list[str] = []
-    for name, problem in replies[0]["found"]:
+    # One look at the folder, by one rank: the others may see it later or sooner.
+    for name, problem in on_first_rank(transport, lambda: _newest_first(checkpoints_dir)):
         if problem:
             passed_over.append(problem)
             continue
         try:
-            return _load_on_all(transport, Path(checkpoints_dir) / name, shapes, everything), passed_over
+            return _load_on_all(transport, Path(checkpoints_dir) / name, kinds, everything), passed_over
         except (CheckpointIncompleteError, CheckpointCorruptError) as error:
             passed_over.append(str(error))
     return None, passed_over
 
 
+def _newest_first(checkpoints_dir: str | Path) -> list[tuple[str, str | None]]:
+    """(folder name, why it does not count) of every checkpoint."""
+    try:
+        listings = files.list_checkpoints(checkpoints_dir)
+    except OSError as error:
+        raise CheckpointError(f"{checkpoints_dir}: the checkpoints can't be listed: {error}") from error
+    return [(listing.path.name, listing.problem) for listing in reversed(listings)]
+
+
 def _load_on_all(
-    transport: Transport, folder: Path, shapes: Mapping[str, tuple[int, ...]], everything: Mapping[str, tuple[int, ...]]
+    transport: Transport, folder: Path, kinds: Mapping[str, Kind], everything: Mapping[str, Kind]
 ) -> LoadedCheckpoint:
     """``load`` on every rank; when it fails on one, the same error of the same class on all (the gravest, of the lowest
     rank).
     """
-    loaded, trouble = None, None
-    try:
-        check_names(files.read_manifest(folder), everything, everything)
-        loaded = load(folder, shapes)
-    except (CheckpointError, OSError) as error:
-        kind = type(error) if isinstance(error, CheckpointError) else CheckpointIncompleteError
-        trouble = [kind.__name__, str(error)]
-    troubles = [(rank, reply) for rank, reply in enumerate(all_gather_objects(transport, trouble)) if reply is not None]
-    if not troubles:
+
+    def read() -> LoadedCheckpoint:
+        try:
+            check_names(files.read_manifest(folder), everything, everything)
+            return load(folder, kinds)
+        except CheckpointError:
+            raise
+        except OSError as error:
+            raise CheckpointIncompleteError(str(error)) from error
+
+    loaded, faults = attempt(transport, read)
+    if not faults:
         assert loaded is not None
         return loaded
-    kinds = (
-        CheckpointMismatchError,
-        CheckpointNotFoundError,
-        CheckpointError,
-        CheckpointCorruptError,
-        CheckpointIncompleteError,
-    )
-    order = [kind.__name__ for kind in kinds]
-    rank, (name, text) = min(troubles, key=lambda item: (order.index(item[1][0]), item[0]))
-    failure = kinds[order.index(name)](f"rank {rank}: {text}")
+    ranked = [fault for kind in _GRAVEST_FIRST for fault in faults if type(fault.error) is kind]
+    gravest = (ranked or faults)[0]
+    failure = type(gravest.error)(f"rank {gravest.rank}: {gravest.error}")
     failure.seen_alike = True
     raise failure
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import secrets
 import shutil
 import time
@@ -12,14 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpipipe.formats import checkpoint as files
-from mpipipe.formats.paths import PART_SUFFIX
+from mpipipe.formats.paths import is_trash, trash_name, unfinished_step_of
+from mpipipe.formats.whole import sync
 
 log = logging.getLogger(__name__)
 
 STALE_AFTER_S = 3600.0
 """An unfinished save is taken for dead when nothing in its folder has changed for this long."""
-
-_TRASH = re.compile(r"\.trash-step-\d{8,}.*")
 
 
 @dataclass(frozen=True)
@@ -61,14 +59,14 @@ def prune(
         log.warning("no checkpoint is removed: the newest one is damaged: %s", problem)
         return Pruned((), problem)
     for path in folder.iterdir():
-        if _TRASH.fullmatch(path.name):
+        if is_trash(path):
             shutil.rmtree(path)
     surplus = whole[:-keep_last] if keep_last > 0 else []
     doomed = [listing.path for listing in surplus if not (keep_every > 0 and listing.step % keep_every == 0)]
     doomed += [
         listing.path
         for listing in listings
-        if f"{PART_SUFFIX}-" in listing.path.name and listing.step <= newest.step and _is_stale(listing.path)
+        if unfinished_step_of(listing.path) is not None and listing.step <= newest.step and _is_stale(listing.path)
     ]
     for path in doomed:
         _remove(path)
@@ -76,9 +74,9 @@ def prune(
 
 
 def _remove(path: Path) -> None:
-    trash = path.with_name(f".trash-{path.name}-{secrets.token_hex(4)}")
+    trash = trash_name(path, secrets.token_hex(4))
     os.rename(path, trash)
-    files.sync_folder(path.parent)
+    sync(path.parent)
     shutil.rmtree(trash)
 
 

@@ -24,10 +24,11 @@ from typing import Any
 
 import numpy as np
 
-from mpipipe.collectives import all_gather_objects
+from mpipipe.collectives import all_gather_objects, attempt
 from mpipipe.errors import CheckpointError
 from mpipipe.formats import checkpoint as files
-from mpipipe.formats.paths import RunPaths
+from mpipipe.formats.paths import RunPaths, damaged_name
+from mpipipe.formats.whole import sync
 from mpipipe.transport import Transport
 
 log = logging.getLogger(__name__)
@@ -90,24 +91,15 @@ class _Save:
         """Every rank's result of ``action``, in rank order; the same CheckpointError on all ranks when it failed on
         one.
         """
-        result, trouble = None, None
-        try:
-            result = action()
-        except Exception as error:
-            level = logging.DEBUG if isinstance(error, OSError | CheckpointError) else logging.ERROR
-            log.log(level, "saving step %d failed on this rank", self.step, exc_info=True)
-            trouble = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
-        replies = all_gather_objects(self.transport, [result, trouble])
-        troubles = [f"rank {rank}: {reply[1]}" for rank, reply in enumerate(replies) if reply[1] is not None]
-        if troubles:
+        result, faults = attempt(self.transport, action)
+        if faults:
             self.discard()
-            more = f" (and {len(troubles) - 3} ranks more)" if len(troubles) > 3 else ""
-            failure = CheckpointError(
-                f"the checkpoint of step {self.step} was not saved: {'; '.join(troubles[:3])}{more}"
-            )
+            troubles = "; ".join(f"rank {fault.rank}: {fault.error}" for fault in faults[:3])
+            more = f" (and {len(faults) - 3} ranks more)" if len(faults) > 3 else ""
+            failure = CheckpointError(f"the checkpoint of step {self.step} was not saved: {troubles}{more}")
             failure.seen_alike = True
             raise failure
-        return [reply[0] for reply in replies]
+        return all_gather_objects(self.transport, result)
 
     def first_rank(self, action: Callable[[], Any]) -> Any:
         return self.all_ranks(action if self.transport.rank == 0 else lambda: None)[0]
@@ -162,7 +154,7 @@ class _Save:
             attributes={"step": self.step, "written_by_rank": self.transport.rank},
             config_text=self.state.config_text,
         )
-        files.sync_folder(part)
+        sync(part)
         return {
             "file": path.name,
             "nbytes": path.stat().st_size,
@@ -191,15 +183,15 @@ class _Save:
         }
         files.write_manifest(part, replace(manifest, files=sizes))
         _wait_until(lambda: _is_whole(part), f"{part}: rank 0 does not see the files as the other ranks wrote them")
-        files.sync_folder(part)
+        sync(part)
         if self.target.exists():
             if self.damage is None:
                 raise CheckpointError(f"{self.target} appeared meanwhile: does another launch write to this folder?")
-            aside = self.target.with_name(f"{self.target.name}.damaged-{secrets.token_hex(4)}")
+            aside = damaged_name(self.target, secrets.token_hex(4))
             log.warning("%s; it was moved aside to %s", self.damage, aside.name)
             os.rename(self.target, aside)
         os.rename(part, self.target)
-        files.sync_folder(self.parent)
+        sync(self.parent)
 
     def problem_of_target(self) -> str | None:
         """What is wrong with the checkpoint of this step that is there already; every byte of it is read."""

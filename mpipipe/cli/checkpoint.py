@@ -15,8 +15,6 @@ from mpipipe.units import counted, format_bytes
 if TYPE_CHECKING:
     from mpipipe.formats.checkpoint import Manifest
 
-PARAMETERS = "/parameters"
-
 app = new_group("Checkpoints of a run.")
 
 
@@ -63,7 +61,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show what a checkpoint holds: parameters with type and shape, scalars, how much else."""
-    from mpipipe.formats.checkpoint import read_manifest
+    from mpipipe.formats.checkpoint import PARAMETERS, read_manifest
 
     folder = _folder_of(run_dir, step)
     manifest = read_manifest(folder)
@@ -82,10 +80,10 @@ def show(
     if everything:
         print_table(("tensor", "type", "shape", "file"), rows.values())
     else:
-        parameters = [row[:3] for name, row in rows.items() if _group(name) == PARAMETERS]
+        parameters = [row[:3] for name, row in rows.items() if name.startswith(PARAMETERS)]
         print_table(("tensor", "type", "shape"), parameters)
     for other, stored in manifest.aliases.items():
-        if everything or _group(other) == PARAMETERS:
+        if everything or other.startswith(PARAMETERS):
             print(f"{other} is {stored}")
     if not everything:
         _show_others(manifest)
@@ -98,9 +96,11 @@ def _group(name: str) -> str:
 
 def _show_others(manifest: Manifest) -> None:
     """A line for all tensors of a kind that are no parameters."""
+    from mpipipe.formats.checkpoint import PARAMETERS
+
     others: dict[str, list[int]] = {}
     for name, entry in manifest.tensors.items():
-        if _group(name) != PARAMETERS:
+        if not name.startswith(PARAMETERS):
             others.setdefault(_group(name), []).append(entry.nbytes)
     for group, sizes in others.items():
         print(f"{group}: {counted(len(sizes), 'tensor')}, {format_bytes(sum(sizes))}; --all lists them")
@@ -137,16 +137,10 @@ def _check_run_dir(run_dir: Path) -> None:
 
 def _folder_of(run_dir: Path, step: int | None) -> Path:
     """The folder of one checkpoint: ``run_dir`` itself, that of ``step``, or the newest complete one."""
-    from mpipipe.formats.checkpoint import MANIFEST_NAME, list_checkpoints
+    from mpipipe.formats.checkpoint import MANIFEST_NAME, find_checkpoint
     from mpipipe.formats.paths import RunPaths
 
     if step is None and (run_dir / MANIFEST_NAME).exists():
         return run_dir
     _check_run_dir(run_dir)
-    paths = RunPaths(run_dir)
-    if step is not None:
-        return paths.checkpoint(step)
-    complete = [found for found in list_checkpoints(paths.checkpoints) if found.problem is None]
-    if not complete:
-        raise CheckpointNotFoundError(f"no complete checkpoint in {paths.checkpoints}")
-    return complete[-1].path
+    return find_checkpoint(RunPaths(run_dir).checkpoints, step)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import fcntl
 import importlib
 import os
+import sys
 import tempfile
+import traceback
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from mpipipe import __version__, environment
-from mpipipe.cli.errors import EXIT_ENVIRONMENT
+from mpipipe.cli.errors import EXIT_ENVIRONMENT, EXIT_FAILURE, message
 from mpipipe.cli.options import Json
 from mpipipe.cli.output import print_json
 from mpipipe.errors import MpipipeError
@@ -44,20 +46,16 @@ def add_to(app: typer.Typer) -> None:
 def doctor(as_json: Json = False) -> None:
     """Say what this machine and launcher give."""
     found: list[Verdict] = []
-    launcher = environment.launcher()
-    first = launcher.rank in (None, 0)
+    first = environment.launcher().rank in (None, 0)
     if first:
         for verdict in local_verdicts(Path.cwd()):
             _add(found, verdict, as_json)
-    transport = _open(found, first, as_json)
+    transport = _open(found, as_json)
     if transport is not None:
-        for verdict in _world_verdicts(transport):
-            if first:
-                _add(found, verdict, as_json)
-        transport.close()
-    if first and as_json:
-        print_json({"ok": not _any_wrong(found), "verdicts": [asdict(verdict) for verdict in found]})
-    raise typer.Exit(EXIT_ENVIRONMENT if _any_wrong(found) else 0)
+        _ask_all(transport, found, first, as_json)
+    if first and as_json and transport is not None:
+        _print_all(found)
+    raise typer.Exit(_code(found))
 
 
 def _add(found: list[Verdict], verdict: Verdict, as_json: bool) -> None:
@@ -66,8 +64,13 @@ def _add(found: list[Verdict], verdict: Verdict, as_json: bool) -> None:
         print(f"{verdict.level:8s}{verdict.subject}: {verdict.text}", flush=True)
 
 
-def _any_wrong(found: list[Verdict]) -> bool:
-    return any(verdict.level == "wrong" for verdict in found)
+def _code(found: list[Verdict]) -> int:
+    return EXIT_ENVIRONMENT if any(verdict.level == "wrong" for verdict in found) else 0
+
+
+def _print_all(found: list[Verdict]) -> None:
+    print_json({"ok": not _code(found), "verdicts": [asdict(verdict) for verdict in found]})
+    sys.stdout.flush()
 
 
 def local_verdicts(folder: Path) -> Iterator[Verdict]:
@@ -136,26 +139,52 @@ def _locks(folder: Path) -> Verdict:
     return Verdict("file locks", "ok", f"work in {folder}")
 
 
-def _open(found: list[Verdict], first: bool, as_json: bool) -> Transport | None:
-    """The world of this launch, or None with the reason told."""
-    name = environment.launcher().name
-    transport = None
-    try:
-        from mpipipe.transport import open_world
+def _open(found: list[Verdict], as_json: bool) -> Transport | None:
+    """The world of this launch, or None with the reason told, and then, with --json, all verdicts of this process.
 
-        transport = open_world()
-    except ImportError as error:
-        level: Level = "wrong" if environment.launcher().rank is not None else "missing"
-        verdict = Verdict("MPI", level, f"launcher: {name}; not tried: {error}")
-    except MpipipeError as error:
-        verdict = Verdict("MPI", "wrong", str(error))
+    Several processes that were launched together end together: some of them may be waiting in ``MPI_Init``.
+    """
+    from mpipipe.transport import open_world
+    from mpipipe.transport.mpi import end_unopened
+
+    launcher = environment.launcher()
+    try:
+        return open_world()
+    except BaseException as error:
+        launched, reason = launcher.rank is not None, error
+        if not isinstance(error, Exception) and not launched:
+            raise
+
+    def tell() -> int:
+        level: Level = "missing" if isinstance(reason, ImportError) and not launched else "wrong"
+        text = message(reason).replace("\n", " ")
+        text = text if isinstance(reason, MpipipeError) else f"{type(reason).__name__}: {text}"
+        _add(found, Verdict("MPI", level, f"launcher: {launcher.name}; {text}"), as_json)
+        if as_json:
+            _print_all(found)
+        return _code(found)
+
+    if launched:
+        end_unopened(reason, tell)
+        if not found:
+            raise typer.Exit(EXIT_ENVIRONMENT)
     else:
-        return transport
-    if first:
-        _add(found, verdict, as_json)
-    if transport is not None:
-        transport.close()
+        tell()
     return None
+
+
+def _ask_all(transport: Transport, found: list[Verdict], first: bool, as_json: bool) -> None:
+    """The verdicts of all ranks together. Collective; a rank that fails ends the others."""
+    try:
+        for verdict in _world_verdicts(transport):
+            if first:
+                _add(found, verdict, as_json)
+        transport.close()
+    except BaseException:
+        if transport.size == 1:
+            raise
+        sys.stderr.write(f"rank {transport.rank} failed\n{traceback.format_exc()}")
+        transport.abort(EXIT_FAILURE)
 
 
 def _world_verdicts(transport: Transport) -> Iterator[Verdict]:

@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from mpipipe import environment
 from mpipipe.cli.errors import (
@@ -26,12 +26,10 @@ from mpipipe.cli.errors import (
     EXIT_STOPPED,
     error_object,
     exit_code,
-    message,
     report,
-    show_text,
 )
-from mpipipe.environment import FIRST_RANK_TELLS_WITHIN_S, OUTPUT_PASSES_WITHIN_S
-from mpipipe.errors import ConfigError, LauncherMismatchError, MissingDependencyError, MpipipeError, SetupError
+from mpipipe.environment import OUTPUT_PASSES_WITHIN_S
+from mpipipe.errors import ConfigError, MissingDependencyError, MpipipeError, SetupError
 
 if TYPE_CHECKING:
     from mpipipe.config import Config
@@ -56,11 +54,12 @@ def on_ranks(
     """
     try:
         transport = (open_world or _open_world)()
-    except SetupError as error:
-        return _report_from_one_process(error, as_json)
+    except BaseException as error:
+        if not isinstance(error, SetupError) and environment.launcher().rank is None:
+            raise
+        return _report_unopened(error, as_json)
     try:
-        config = _agree(transport, prepare, as_json)
-        code = config if isinstance(config, int) else work(config, transport)
+        code = work(_agree(transport, prepare), transport)
         sys.stdout.flush()
         transport.close()
     except KeyboardInterrupt:
@@ -100,78 +99,49 @@ def _need_torch() -> None:
         raise MissingDependencyError(f"this verb needs torch ({error}): pip install 'mpipipe[train]'") from error
 
 
-def _agree(transport: Transport, prepare: Callable[[int], Config], as_json: bool) -> Config | int:
-    """The config, if every rank has it and has the same; else the exit code, after rank 0 has told the first fault."""
-    from mpipipe.collectives import all_gather_objects
+def _agree(transport: Transport, prepare: Callable[[int], Config]) -> Config:
+    """The config, if every rank has it and has the same. Raises the first rank's fault on all of them."""
+    from mpipipe.collectives import agree, all_gather_objects
 
-    config: Config | None = None
-    mine: dict[str, Any]
-    try:
+    def prepared() -> Config:
         _need_torch()
-        config = prepare(transport.size)
-        mine = {"code": 0, "digest": hashlib.sha256(config.to_toml().encode()).hexdigest()}
-    except MpipipeError as error:
-        mine = _as_found(error)
-    everyone = all_gather_objects(transport, mine)
-    first = next((found for found in everyone if found["code"]), None)
-    if first is None and config is not None:
-        other = next((rank for rank, found in enumerate(everyone) if found["digest"] != everyone[0]["digest"]), None)
-        if other is None:
-            return config
-        first = _as_found(
-            ConfigError(f"rank {other} reads another run file than rank 0: all ranks need the same file and settings")
+        return prepare(transport.size)
+
+    config = agree(transport, prepared)
+    digests = all_gather_objects(transport, hashlib.sha256(config.to_toml().encode()).hexdigest())
+    other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
+    if other is not None:
+        raise ConfigError(
+            f"rank {other} reads another run file than rank 0: all ranks need the same file and settings"
         )
-    assert first is not None
-    if transport.rank == 0:
-        _tell(first, as_json)
-    return int(first["code"])
-
-
-def _as_found(error: MpipipeError) -> dict[str, Any]:
-    return {"code": exit_code(error), "text": message(error), "object": error_object(error)}
-
-
-def _tell(found: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(found["object"]), flush=True)
-    else:
-        show_text(found["text"])
+    return config
 
 
 def _tell_once(transport: Transport, error: MpipipeError, as_json: bool) -> int:
-    """Make sure that all ranks have met a fault, tell it from rank 0, and close.
+    """Tell a fault from rank 0, make sure that all ranks have met it, and close.
 
-    A rank that is alone with it, against what its class says, ends the job.
+    A rank that is alone with it, against what its class says, tells it and ends the job. The others may be in any other
+    exchange: the meeting has a tag of its own.
     """
     from mpipipe.collectives import all_gather_objects
+    from mpipipe.transport import MEETING_TAG
 
+    tells = transport.rank == 0
+    if tells:
+        report(error, as_json=as_json)
     try:
         transport.configure(timeout_s=AGREE_TIMEOUT_S, wait="auto")
-        codes = all_gather_objects(transport, exit_code(error))
-        if transport.rank == 0:
-            report(error, as_json=as_json)
+        codes = all_gather_objects(transport, exit_code(error), tag=MEETING_TAG)
         transport.close()
     except BaseException:
-        _fail(transport, error, as_json)
+        _fail(transport, error, as_json and not tells)
     return int(codes[0])
 
 
-def _report_from_one_process(error: MpipipeError, as_json: bool) -> int:
-    """Tell of a fault that came before MPI could count the ranks, and end the launch.
+def _report_unopened(error: BaseException, as_json: bool) -> int:
+    from mpipipe.transport.mpi import end_unopened
 
-    The launcher's first process tells it for all. Another one that is still there after a while is not one of all (one
-    node lacks MPI, say): it tells its own, and ends the others, which wait for it in ``MPI_Init``.
-    """
-    found = environment.launcher()
-    if found.rank:
-        time.sleep(FIRST_RANK_TELLS_WITHIN_S)
-        if isinstance(error, LauncherMismatchError):  # never on one process alone
-            return error.exit_code
-        error.add_note(f"This is rank {found.rank}, on {environment.node_name()}.")
-    code = report(error, as_json=as_json)
-    time.sleep(OUTPUT_PASSES_WITHIN_S)
-    environment.end_launch(code)
-    return code
+    return end_unopened(error, lambda: report(error, as_json=as_json))
 
 
 def _fail(transport: Transport, error: BaseException, as_json: bool) -> NoReturn:

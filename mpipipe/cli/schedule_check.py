@@ -150,9 +150,9 @@ def compare(
     Costs are those of one chunk, so compare by the columns that do not depend on it: 'time / work' is the makespan over
     the work of the busiest rank, 'peak / v' the activations kept, in microbatches of all layers of a rank.
     """
-    from mpipipe.cli.schedule import is_file, parse_costs
+    from mpipipe.cli.schedule import parse_costs
     from mpipipe.schedule import build, names
-    from mpipipe.schedule.exchange import load_table
+    from mpipipe.schedule.exchange import is_file, load_table
 
     costs = parse_costs(cost)
     chosen = list(dict.fromkeys(each for name in wanted for each in (names() if name == "all" else (name,))))

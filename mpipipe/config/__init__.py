@@ -18,6 +18,7 @@ from mpipipe.config.sections import (
     RunSection,
     Section,
     TraceSection,
+    is_path,
 )
 
 __all__ = [
@@ -36,5 +37,6 @@ __all__ = [
     "RunSection",
     "Section",
     "TraceSection",
+    "is_path",
     "unknown_schedule",
 ]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from mpipipe.config.explain import shown
 from mpipipe.config.later import refused
+from mpipipe.config.sections import MAX_MICROBATCHES
 from mpipipe.errors import ConfigError, PartitionError
 from mpipipe.units import counted
 
@@ -45,6 +46,15 @@ def _batch_and_steps(config: Config) -> Iterator[ConfigError]:
             value=batch.microbatch,
             allowed=f"at most {batch.sequences}",
         )
+    if config.num_microbatches > MAX_MICROBATCHES:
+        yield ConfigError(
+            f"{batch.sequences} sequences in microbatches of batch.microbatch = {batch.microbatch} are "
+            f"{config.num_microbatches} microbatches, more than {MAX_MICROBATCHES}: "
+            "lower batch.sequences, or raise batch.microbatch",
+            key="batch.sequences",
+            value=batch.sequences,
+            allowed=f"at most {MAX_MICROBATCHES * batch.microbatch}",
+        )
     if config.lr.warmup_steps > steps:
         yield ConfigError(
             f"a warm-up of {counted(config.lr.warmup_steps, 'step')} is longer than the run (run.steps = {steps})",
@@ -54,10 +64,11 @@ def _batch_and_steps(config: Config) -> Iterator[ConfigError]:
         )
     if config.lr.min_lr > config.optimizer.lr:
         yield ConfigError(
-            f"{config.lr.min_lr:g} is above the highest learning rate (optimizer.lr = {config.optimizer.lr:g})",
+            f"{shown(config.lr.min_lr)} is above the highest learning rate "
+            f"(optimizer.lr = {shown(config.optimizer.lr)})",
             key="lr.min_lr",
             value=config.lr.min_lr,
-            allowed=f"at most {config.optimizer.lr:g}",
+            allowed=f"at most {shown(config.optimizer.lr)}",
         )
     if config.eval.every_steps and not config.data.validation:
         yield ConfigError(
@@ -66,6 +77,7 @@ def _batch_and_steps(config: Config) -> Iterator[ConfigError]:
             key="eval.every_steps",
             value=config.eval.every_steps,
         )
+    yield from _without_effect(config)
     trace = config.trace
     if trace.last_step is not None and trace.last_step < trace.first_step:
         yield ConfigError(
@@ -73,6 +85,33 @@ def _batch_and_steps(config: Config) -> Iterator[ConfigError]:
             key="trace.last_step",
             value=trace.last_step,
             allowed=f"at least {trace.first_step}",
+        )
+
+
+def _without_effect(config: Config) -> Iterator[ConfigError]:
+    """Keys that would be ignored in silence because of what another key says."""
+    if config.lr.min_lr and config.lr.schedule == "constant":
+        yield ConfigError(
+            f'{shown(config.lr.min_lr)} is never reached with lr.schedule = "constant": '
+            'set lr.schedule = "linear" or "cosine", or lr.min_lr = 0',
+            key="lr.min_lr",
+            value=config.lr.min_lr,
+        )
+    keep = config.checkpoint
+    if keep.keep_every and not keep.keep_last:
+        yield ConfigError(
+            f"{keep.keep_every} says what is kept besides the newest ones, and checkpoint.keep_last = 0 keeps all: "
+            "set checkpoint.keep_last to at least 1, or checkpoint.keep_every = 0",
+            key="checkpoint.keep_every",
+            value=keep.keep_every,
+        )
+    if config.trace.enabled and config.trace.first_step > config.run.steps:
+        yield ConfigError(
+            f"step {config.trace.first_step} lies behind the run's last one (run.steps = {config.run.steps}), so "
+            "nothing would be recorded: set an earlier one, or trace.enabled = false",
+            key="trace.first_step",
+            value=config.trace.first_step,
+            allowed=f"at most {config.run.steps}",
         )
 
 
@@ -111,6 +150,7 @@ def _listed_partition(partition: tuple[int, ...], layers: int, chunks: int, rank
             f"{shown(partition)} adds up to {sum(partition)}, and model.layers is {layers}",
             key="pipeline.partition",
             value=partition,
+            allowed=f"a list that adds up to {layers}, or model.layers = {sum(partition)}",
         )
     if ranks is not None and len(partition) != ranks * chunks:
         yield PartitionError(
@@ -125,4 +165,5 @@ def _listed_partition(partition: tuple[int, ...], layers: int, chunks: int, rank
             f"{shown(partition)} is a list of {len(partition)}, no multiple of pipeline.chunks = {chunks}",
             key="pipeline.partition",
             value=partition,
+            allowed=f"a list of ranks times {chunks} numbers",
         )

@@ -16,14 +16,15 @@ from mpipipe.errors import ConfigError
 FileOf = Callable[[str], str | None]  # dotted key -> the file (or "--set") that gave it
 
 
-def shown(value: object) -> str:
+def shown(value: object, depth: int = 0) -> str:
     """A value as a run file would have it, cut to 60 characters, for a message."""
     if isinstance(value, bool):
         text = str(value).lower()
     elif isinstance(value, str):
         text = '"' + value.encode("utf-8", "backslashreplace").decode("utf-8") + '"'
     elif isinstance(value, list | tuple):
-        text = "[" + ", ".join(shown(entry) for entry in value[:9]) + (", ...]" if len(value) > 9 else "]")
+        entries = [shown(entry, depth + 1) for entry in value[:9]] if depth < 3 else ["..."] * bool(value)
+        text = "[" + ", ".join(entries) + (", ...]" if len(value) > 9 else "]")
     elif isinstance(value, Mapping):
         text = "a table"
     elif isinstance(value, int) and abs(value) >= 10**50:

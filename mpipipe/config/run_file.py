@@ -25,6 +25,7 @@ from mpipipe.config.sections import (
     PrecisionSection,
     RunSection,
     TraceSection,
+    is_name,
 )
 from mpipipe.errors import ConfigError, TopologyError
 from mpipipe.units import counted
@@ -66,8 +67,7 @@ class Config(BaseModel):
         path = Path(path)
         tables = toml_text.read(path)
         given = set()
-        for text in overrides:
-            section, key, value = toml_text.parse_override(text)
+        for (section, key), value in toml_text.parse_overrides(overrides).items():
             table = tables.setdefault(section, {})
             if isinstance(table, dict):
                 table[key] = value
@@ -76,7 +76,7 @@ class Config(BaseModel):
         run = tables.setdefault("run", {})
         if isinstance(run, dict):
             run.setdefault("name", path.stem)
-            if isinstance(run["name"], str) and run["name"].strip() and run["name"].isprintable():
+            if is_name(run["name"]):
                 run.setdefault("dir", f"runs/{run['name']}")
         return cls._checked(tables, lambda key: toml_text.OVERRIDE if key in given else str(path))
 
@@ -114,25 +114,31 @@ class Config(BaseModel):
         """The run folder; a relative one lies below the current folder."""
         return Path(self.run.dir)
 
-    def resolve(self, num_ranks: int, file: str | Path | None = None) -> Config:
+    def resolve(self, num_ranks: int, file: str | Path | None = None, settings: Iterable[str] = ()) -> Config:
         """This config for ``num_ranks`` started ranks, with ``pipeline.ranks`` filled in.
 
         Raises TopologyError if the run file asks for another number of ranks, PartitionError if the model can't be cut
-        for that many; ``file`` is the run file's name in the message.
+        for that many. For the message: ``file`` is the run file's name, and ``settings`` are the ``--set`` texts, whose
+        keys it says to come from there.
         """
+        given = {".".join(place) for place in toml_text.parse_overrides(settings)}
+
+        def file_of(key: str) -> str | None:
+            return toml_text.OVERRIDE if key in given else None if file is None else str(file)
+
         asked = self.pipeline.ranks
         if asked is not None and asked != num_ranks:
-            raise TopologyError(
+            problem = (
                 f"the run file asks for {counted(asked, 'rank')}, the launch has {num_ranks} (MPI world size "
                 f"{num_ranks}): start 'mpirun -n {asked} mpipipe train {file or 'RUN.toml'}', "
-                "or remove pipeline.ranks to use all",
-                file=file,
-                key="pipeline.ranks",
-                value=asked,
+                "or remove pipeline.ranks to use all"
             )
+            if "pipeline.ranks" in given:
+                problem = problem.replace("the run file asks", "this setting asks")
+            raise TopologyError(problem, file=file_of("pipeline.ranks"), key="pipeline.ranks", value=asked)
         tables = self._tables()
         tables["pipeline"]["ranks"] = num_ranks
-        return type(self)._checked(dict(tables), lambda key: None if file is None else str(file))
+        return type(self)._checked(dict(tables), file_of)
 
     def needed_model(self, file: str | Path | None = None) -> ModelSection:
         """The [model] section. Raises ConfigError where the run file has none."""

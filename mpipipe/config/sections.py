@@ -15,6 +15,10 @@ from mpipipe.errors import ConfigError
 from mpipipe.units import parse_duration
 
 MAX_COUNT = 2**31 - 1
+MAX_LAYERS = 2000  # cutting by cost takes a time that grows with the square of the layers
+MAX_MICROBATCHES = 100_000  # a schedule's table has a row for each
+MAX_NAME_BYTES = 255  # of Linux file systems
+MAX_PATH_BYTES = 3000  # Linux takes 4095; room for the names below a run folder
 WRONG = "mpipipe_wrong"  # error type of our own validators; its context holds "problem" and "allowed"
 
 
@@ -32,11 +36,49 @@ def _check_text(value: object) -> str:
     return value
 
 
+def _check_path(value: object) -> str:
+    text = _check_text(value)
+    if any(len(part.encode()) > MAX_NAME_BYTES for part in text.split("/")) or len(text.encode()) > MAX_PATH_BYTES:
+        raise _wrong(
+            "is too long for a path", f"at most {MAX_NAME_BYTES} bytes a folder, {MAX_PATH_BYTES} in the whole path"
+        )
+    return text
+
+
+def _check_name(value: object) -> str:
+    text = _check_text(value)
+    if "/" in text or text.strip() in (".", "..") or len(text.encode()) > MAX_NAME_BYTES:
+        raise _wrong(
+            "is no name of one folder",
+            f"text without '/', other than '.' and '..', of at most {MAX_NAME_BYTES} bytes; run.dir names a folder "
+            "elsewhere",
+        )
+    return text
+
+
+def is_path(value: object) -> bool:
+    """Whether ``run.dir``, ``run.resume`` or an entry of ``data.train`` may be this value."""
+    try:
+        _check_path(value)
+    except PydanticCustomError:
+        return False
+    return True
+
+
+def is_name(value: object) -> bool:
+    """Whether ``run.name`` may be this value."""
+    try:
+        _check_name(value)
+    except PydanticCustomError:
+        return False
+    return True
+
+
 def _check_paths(value: object) -> tuple[str, ...]:
     entries = [value] if isinstance(value, str) else value
     if not isinstance(entries, list | tuple):
         raise _wrong("is no list of texts", 'a list of paths or globs, as ["a.h5", "more/*.h5"]')
-    return tuple(_check_text(entry) for entry in entries)
+    return tuple(_check_path(entry) for entry in entries)
 
 
 def _check_duration(value: object) -> str | None:
@@ -80,6 +122,8 @@ CountOrZero = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 NumberAboveZero = Annotated[float, Field(gt=0)]
 NumberFromZero = Annotated[float, Field(ge=0)]
 Text = Annotated[str, PlainValidator(_check_text)]
+PathText = Annotated[str, PlainValidator(_check_path)]
+Name = Annotated[str, PlainValidator(_check_name)]
 Paths = Annotated[tuple[str, ...], PlainValidator(_check_paths)]
 Duration = Annotated[str | None, PlainValidator(_check_duration)]
 
@@ -93,11 +137,11 @@ class Section(BaseModel):
 class RunSection(Section):
     """``[run]``: where the run is kept and how long it is."""
 
-    dir: Text = Field("runs/run", description="run folder, relative to the current folder (default: runs/NAME)")
-    name: Text = Field("run", description="name of the run (default: the run file's name without its ending)")
+    dir: PathText = Field("runs/run", description="run folder, relative to the current folder (default: runs/NAME)")
+    name: Name = Field("run", description="name of the run (default: the run file's name without its ending)")
     seed: int = Field(0, ge=0, le=2**63 - 1, description="seed of every random number")
     steps: Count = Field(1000, description="optimizer steps of the whole run, counted from its first start")
-    resume: Text = Field("auto", description='"auto" (newest complete checkpoint, if any), "never", or a path')
+    resume: PathText = Field("auto", description='"auto" (newest complete checkpoint, if any), "never", or a path')
     time_limit: Duration = Field(None, description='save and stop (exit code 75) before this is over, as "3h50m"')
 
     @property
@@ -110,7 +154,7 @@ class ModelSection(Section):
     """``[model]``: the transformer's shape."""
 
     family: Literal["gpt2"] = Field("gpt2", description="architecture of the layers")
-    layers: Count = Field(description="number of transformer blocks")
+    layers: int = Field(ge=1, le=MAX_LAYERS, description="number of transformer blocks")
     hidden: Count = Field(description="width of the hidden state")
     heads: Count = Field(description="attention heads; divides hidden")
     ffn_hidden: Count = Field(4, description="width inside the feed-forward part (default: 4 times hidden)")
@@ -157,7 +201,7 @@ class PipelineSection(Section):
     ranks: Count | None = Field(None, description="pipeline ranks (default: all ranks that were started)")
     replicas: Count = Field(1, description="data-parallel copies of the pipeline")
     chunks: Count = Field(1, description="pieces of the model on each rank")
-    schedule: Text = Field("1f1b", description="schedule: a name that 'mpipipe schedule list' prints")
+    schedule: Text = Field("1f1b", description="a name that 'mpipipe schedule list' prints, or a table's file")
     partition: Annotated[str | tuple[int, ...], PlainValidator(_check_partition)] = Field(
         "cost", description='"cost" (equal computing time), "even" (equal layer counts), or a list: layers per stage'
     )
@@ -221,7 +265,7 @@ class TraceSection(Section):
 
     enabled: bool = Field(True, description="write trace files")
     first_step: CountOrZero = Field(0, description="first step to record")
-    last_step: CountOrZero | None = Field(None, description="last step to record (default: the run's last)")
+    last_step: Count | None = Field(None, description="last step to record (default: the run's last)")
 
 
 class CommSection(Section):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from mpipipe.config.syntax import explain_encoding, explain_syntax
 from mpipipe.errors import ConfigError
 
 OVERRIDE = "--set"
+_BEGINS_AS_TOML = re.compile(r"""["'{]|\[\s*["'{\[]|\[[^\]]*$""")  # a glob as [ab]*.h5 does not
 
 
 def read(path: Path) -> dict[str, object]:
@@ -19,7 +22,7 @@ def read(path: Path) -> dict[str, object]:
     except FileNotFoundError:
         raise ConfigError("no such file", file=path) from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"is no UTF-8 text (byte {error.start})", file=path) from None
+        raise explain_encoding(error, path) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ConfigError(f"can't be read: {reason}", file=path) from None
@@ -31,8 +34,7 @@ def parse(text: str, file: str | Path) -> dict[str, object]:
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise ConfigError(f"is no valid TOML: {reason}", file=file) from None
+        raise explain_syntax(error, text, file) from None
 
 
 def parse_override(text: str) -> tuple[str, str, object]:
@@ -44,13 +46,39 @@ def parse_override(text: str) -> tuple[str, str, object]:
     section, dot, key = dotted.strip().partition(".")
     if not (equals and dot and section and key):
         raise ConfigError(f"{text!r} is no setting", file=OVERRIDE, value=text, allowed="section.key=value")
-    return section, key, _parse_value(value.strip())
+    return section, key, _parse_value(f"{section}.{key}", value.strip())
 
 
-def _parse_value(text: str) -> object:
+def parse_overrides(texts: Iterable[str]) -> dict[tuple[str, str], object]:
+    """Values by section and key. Raises ConfigError for a text that is no setting, or two values for one key."""
+    found: dict[tuple[str, str], object] = {}
+    before: dict[tuple[str, str], str] = {}
+    for text in texts:
+        section, key, value = parse_override(text)
+        given = text.partition("=")[2].strip()
+        if before.setdefault((section, key), given) != given:
+            raise ConfigError(
+                f"given twice, as {before[section, key]} and as {given}: keep one",
+                file=OVERRIDE,
+                key=f"{section}.{key}",
+                value=value,
+            )
+        found[section, key] = value
+    return found
+
+
+def _parse_value(key: str, text: str) -> object:
     try:
         parsed = tomllib.loads(f"value = {text}\n")
     except (ValueError, RecursionError):
+        if _BEGINS_AS_TOML.match(text):
+            raise ConfigError(
+                "this begins as TOML and is none; close quotes and brackets, and keep the shell from taking them away: "
+                "--set 'data.train=[\"a.h5\"]'",
+                file=OVERRIDE,
+                key=key,
+                value=text,
+            ) from None
         return text
     return parsed["value"] if list(parsed) == ["value"] else text
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from mpipipe.data.tokenizer import (
 )
 from mpipipe.errors import DataError
 from mpipipe.formats.tokens import TokensInfo, write_tokens
+from mpipipe.formats.whole import Parts
 from mpipipe.units import counted
 
 _SLICE = 1 << 22
@@ -71,18 +71,21 @@ def build_tokens(
     that are not empty) go to that file instead. ``binary``: take the bytes of files that are no text too.
     ``progress(done_bytes, total_bytes)`` is called after each document; with a total of 0 while standard input is read.
     Nothing is written before all paths have been found. Raises DataError for a path that is no file, no paths, no byte
-    at all, an output that exists, a split that leaves one side empty, what is no text (without ``binary``; HDF5, or a
-    NUL near the beginning), text that is no UTF-8 for a tokenizer other than bytes, and a tokenizer that can't be used;
-    MissingDependencyError where the package for it is absent.
+    at all, an output that exists or is to be read, a split that leaves one side empty, what is no text (without
+    ``binary``; HDF5, or a NUL near the beginning), text that is no UTF-8 for a tokenizer other than bytes, and a
+    tokenizer that can't be used; MissingDependencyError where the package for it is absent.
     """
     if validation is None and validation_every:
         raise DataError(f"validation_every = {validation_every}, but no validation file is named")
     if bpe_vocab is not None and str(tokenizer) != BYTE_TOKENIZER:
         raise DataError(f"--tokenizer {tokenizer} and --train-bpe {bpe_vocab}: one tokenizer is taken; leave one out")
     made = _Outputs(Path(output), None if validation is None else Path(validation), bpe_vocab, overwrite)
+    if str(tokenizer) != BYTE_TOKENIZER:
+        made.check_inputs([Path(tokenizer)])
     with contextlib.ExitStack() as stack:
         if standard_input is None:
             files = find_texts(paths, binary=binary)
+            made.check_inputs([file.path for file in files])
         else:
             made.check()
             given = kept_input(standard_input, made.output.parent, progress, binary=binary)
@@ -147,18 +150,29 @@ class _Outputs:
             return None
         return self.output.with_name(f"{self.output.name.removesuffix('.h5')}.tokenizer.json")
 
+    @property
+    def names(self) -> list[Path]:
+        return [name for name in (self.output, self.validation, self.tokenizer_file) if name is not None]
+
+    def check_inputs(self, inputs: Sequence[Path]) -> None:
+        """None is a file that is read: ``--overwrite`` would put tokens in the place of the text."""
+        read = {path.resolve() for path in inputs}
+        for name in self.names:
+            if name.resolve() in read:
+                raise DataError(f"{name} is to be read and to be written; name another file with -o or --validation")
+
     def check(self) -> None:
         """All are different and none is in the way, before any is written."""
-        if self.validation is not None and self.validation.absolute() == self.output.absolute():
+        if self.validation is not None and self.validation.resolve() == self.output.resolve():
             raise DataError(f"{self.output} is named for training and for validation")
-        for name in (self.output, self.validation, self.tokenizer_file):
-            if name is not None and name.exists() and not self.overwrite:
+        for name in self.names:
+            if name.exists() and not self.overwrite:
                 raise DataError(f"{name}: the file exists; choose another name, or --overwrite to replace it")
 
     def write(
         self, kept: list[Document], held: list[Document], tokenizer: str | Path, progress: Progress | None
     ) -> BuiltTokens:
-        """Choose or train the tokenizer, and write the files."""
+        """Choose or train the tokenizer, and write the files; none takes its name before all are written."""
         to_train = _size(kept) if self.bpe_vocab is not None else 0
         reader = Reader(_size(kept) + _size(held) + to_train, progress)
         beside = self.tokenizer_file
@@ -168,13 +182,19 @@ class _Outputs:
             chosen = train_bpe(texts, self.bpe_vocab, str(beside))
         else:
             chosen = ByteTokenizer() if str(tokenizer) == BYTE_TOKENIZER else load_tokenizer(tokenizer)
-        train = self._write_tokens(self.output, kept, reader, chosen)
-        held_out = None if self.validation is None else self._write_tokens(self.validation, held, reader, chosen)
-        if beside is not None and chosen.json is not None:
-            _write_text(beside, chosen.json)
+        with Parts() as parts:
+            train = self._write_tokens(self.output, kept, reader, chosen, parts)
+            held_out = None
+            if self.validation is not None:
+                held_out = self._write_tokens(self.validation, held, reader, chosen, parts)
+            if beside is not None and chosen.json is not None:
+                parts.beside(beside).write_text(chosen.json, encoding="utf-8")
+            parts.rename()
         return BuiltTokens(train, held_out, beside)
 
-    def _write_tokens(self, path: Path, documents: list[Document], reader: Reader, tokenizer: Tokenizer) -> TokensInfo:
+    def _write_tokens(
+        self, path: Path, documents: list[Document], reader: Reader, tokenizer: Tokenizer, parts: Parts
+    ) -> TokensInfo:
         return write_tokens(
             path,
             _encoded(documents, reader, tokenizer),
@@ -183,6 +203,7 @@ class _Outputs:
             lambda: reader.sources(documents),
             tokenizer_json=tokenizer.json,
             overwrite=self.overwrite,
+            parts=parts,
         )
 
 
@@ -203,16 +224,6 @@ def _encoded(documents: Sequence[Document], reader: Reader, tokenizer: Tokenizer
             before = ids
     if before is not None:
         yield before
-
-
-def _write_text(path: Path, text: str) -> None:
-    """Written beside its name and renamed."""
-    part = path.with_name(f"{path.name}.part-{os.getpid()}")
-    try:
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def byte_entropies(tokens: npt.NDArray[Any]) -> tuple[float, float]:

@@ -20,13 +20,13 @@ import numpy.typing as npt
 import xxhash
 
 from mpipipe.errors import DataError
+from mpipipe.formats.hdf5 import SIGNATURE
 from mpipipe.formats.tokens import Source
 from mpipipe.units import counted
 
 STANDARD_INPUT = "standard input"
 _SLICE = 1 << 22
 _HEAD_BYTES = 8192
-_HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 Progress = Callable[[int, int], None]
 
@@ -179,6 +179,6 @@ def _refuse_binary(paths: Sequence[Path]) -> None:
 def _why_no_text(path: Path) -> str | None:
     with path.open("rb") as file:
         head = file.read(_HEAD_BYTES)
-    if head.startswith(_HDF5_SIGNATURE):
+    if head.startswith(SIGNATURE):
         return "is an HDF5 file"
     return "holds a NUL byte" if b"\0" in head else None

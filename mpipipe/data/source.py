@@ -32,13 +32,10 @@ _FEWEST_PAIRS = 32
 
 
 class Batch(NamedTuple):
-    """``inputs`` and ``targets``: int64 (sequences, sequence), targets the inputs one token later; ``samples``:
-    global sample indices.
-    """
+    """``inputs`` and ``targets``: int64 (sequences, sequence), targets the inputs one token later."""
 
     inputs: Ids
     targets: Ids
-    samples: tuple[int, ...]
 
 
 def expand_paths(entries: Sequence[str], key: str) -> list[Path]:
@@ -122,15 +119,6 @@ class TokenSource:
         facts = [(file.length, [source.checksum for source in file.info.sources]) for file in self.files]
         return xxhash.xxh3_64_hexdigest(repr((self.sequence, facts)).encode())
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens in all files."""
-        return sum(file.length for file in self.files)
-
-    def epoch_of(self, sample: int) -> int:
-        """The epoch that a sample belongs to, from 0."""
-        return sample // self.num_windows
-
     def batch(self, start_sample: int, count: int) -> Batch:
         """The samples start_sample .. start_sample+count-1 of the run. Raises DataError for an id outside 0 ..
         model.vocab-1.
@@ -143,7 +131,7 @@ class TokenSource:
             tokens[row] = self.files[number].read(first, first + self.sequence + 1)
         if count and (int(tokens.min()) < 0 or int(tokens.max()) >= self.vocab):
             raise self._bad_id(tokens, windows, numbers)
-        return Batch(tokens[:, :-1].copy(), tokens[:, 1:].copy(), tuple(range(start_sample, start_sample + count)))
+        return Batch(tokens[:, :-1].copy(), tokens[:, 1:].copy())
 
     def _first_token(self, window: int, number: int) -> int:
         """Position in file ``number`` of the first token of a window (numbered over all files)."""

@@ -113,7 +113,7 @@ class Engine:
         for stage in self._stages.values():
             stage.drop_kept()  # of a run that failed
         signatures: list[Hashable] = [(self._training, feed.signature(k)) for k in range(program.table.m)]
-        self._agreement.begin(signatures)
+        self._agreement.begin(self._training, feed.rows, signatures)
         self.mail.begin(program.receives, signatures)
 
     # --- handlers: one a kind ---

@@ -13,6 +13,10 @@ class Feed(Protocol):
     at contents.
     """
 
+    @property
+    def rows(self) -> int:
+        """Sequences of the whole batch, over all microbatches."""
+
     def signature(self, microbatch: int) -> Hashable:
         """Shapes and types of the microbatch's inputs; known alike on every rank. Equal signatures make messages of
         equal shape.

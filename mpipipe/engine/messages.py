@@ -21,9 +21,14 @@ from mpipipe.transport import Request, Transport
 RECEIVES_AHEAD = 2
 """Receives that are open beyond the one the rank needs next."""
 
+SIZES_KEPT = 16
+"""Sizes of receive buffers that are kept from run to run. Where more have come by, as with sequences of ever new
+lengths, all free ones are let go before the next run.
+"""
+
 _MAX_DIMENSIONS = 14
 _HEADER_BYTES = 8 * (2 + _MAX_DIMENSIONS)
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.complex64, torch.complex128)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,7 @@ class Shape:
         if tensor.dtype not in _DTYPES or tensor.dim() > _MAX_DIMENSIONS:
             raise MessageMismatchError(
                 f"{op.name} holds a {tensor.dtype} tensor of {tensor.dim()} dimensions; between stages go "
-                "floating-point tensors of at "
+                "floating-point and complex tensors of at "
                 f"most {_MAX_DIMENSIONS} dimensions",
                 message=op.name,
             )
@@ -117,12 +122,20 @@ class Mail:
         self._receives: tuple[Op, ...] = ()
         self._next = 0
         self._signatures: list[Hashable] = []
+        self._sizes: set[int] = set()
 
     def begin(self, receives: tuple[Op, ...], signatures: list[Hashable]) -> None:
         """Start a run: ``signatures`` has one entry a microbatch."""
         self._receives, self._signatures, self._next = receives, signatures, 0
         self.shapes.begin_run()
+        if len(self._sizes) > SIZES_KEPT:
+            self.pool.drop_all()
+            self._sizes.clear()
         self._post_ahead()
+
+    def _take(self, nbytes: int) -> Buffer:
+        self._sizes.add(nbytes)
+        return self.pool.take(nbytes)
 
     def _post_ahead(self) -> None:
         while self._next < len(self._receives) and len(self._open) <= RECEIVES_AHEAD:
@@ -140,7 +153,7 @@ class Mail:
             shape, tag = self.shapes.find(op.stage, signature), op.tag
             if shape is None:
                 return False
-        buffer = self.pool.take(shape.nbytes if shape else _HEADER_BYTES)
+        buffer = self._take(shape.nbytes if shape else _HEADER_BYTES)
         self._open[id(op)] = _Receive(op, self._transport.irecv(buffer.memory, op.peer, tag), buffer, shape)
         return True
 
@@ -163,7 +176,7 @@ class Mail:
         op, shape = entry.op, Shape.unpack(entry.buffer)
         self.pool.give(entry.buffer)
         self.shapes.learn(op.stage - 1, self._signatures[op.microbatch], shape)
-        buffer = self.pool.take(shape.nbytes)
+        buffer = self._take(shape.nbytes)
         request = self._transport.irecv(buffer.memory, op.peer, op.tag)
         self._transport.wait(request, what)
         return _Receive(op, request, buffer, shape)
@@ -183,20 +196,20 @@ class Mail:
 
     def _announce(self, op: Op, shape: Shape) -> None:
         signature = self._signatures[op.microbatch]
-        agreed = self.shapes.agreed(op.stage, signature)
-        if agreed is None:
-            header = self.pool.take(_HEADER_BYTES)
-            shape.pack(header)
-            self.shapes.learn(op.stage, signature, shape)
-            self._sends.append(_Send(op, self._transport.isend(header.memory, op.peer, op.tag + 1), header, [header]))
-        elif agreed != shape:
+        known = self.shapes.find(op.stage, signature)
+        if known is not None and known != shape:
             raise MessageMismatchError(
-                f"{op.name} has shape {shape.sizes} {shape.dtype}, and had {agreed.sizes} {agreed.dtype} for a "
+                f"{op.name} has shape {shape.sizes} {shape.dtype}, and had {known.sizes} {known.dtype} for a "
                 "microbatch of the same "
                 "input shapes before: a layer's output shape may depend on its input's shape only",
                 peer=op.peer,
                 message=op.name,
             )
+        if self.shapes.agreed(op.stage, signature) is None:
+            header = self._take(_HEADER_BYTES)
+            shape.pack(header)
+            self.shapes.learn(op.stage, signature, shape)
+            self._sends.append(_Send(op, self._transport.isend(header.memory, op.peer, op.tag + 1), header, [header]))
 
     def reap(self) -> None:
         """Give back what completed sends held, oldest first."""

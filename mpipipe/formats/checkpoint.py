@@ -13,7 +13,6 @@ repeated here.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +20,7 @@ from typing import NamedTuple
 import h5py
 import numpy as np
 
-from mpipipe.errors import CheckpointCorruptError, CheckpointError
+from mpipipe.errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError
 from mpipipe.formats import hdf5
 from mpipipe.formats.checkpoint_manifest import (
     MANIFEST_FORMAT,
@@ -46,12 +45,17 @@ from mpipipe.formats.checkpoint_shard import (
     shard_problems,
     write_shard,
 )
-from mpipipe.formats.paths import PART_SUFFIX
+from mpipipe.formats.paths import step_of, unfinished_step_of
+from mpipipe.formats.whole import sync
 
 __all__ = [
     "BFLOAT16",
+    "BUFFERS",
+    "FIRST_MOMENTS",
     "MANIFEST_NAME",
     "MASTER_NAME",
+    "PARAMETERS",
+    "SECOND_MOMENTS",
     "SLICE_BYTES",
     "CheckpointListing",
     "Manifest",
@@ -60,6 +64,8 @@ __all__ = [
     "bytes_needed",
     "check_free_space",
     "checksum_of",
+    "find_checkpoint",
+    "find_latest",
     "find_problems",
     "list_checkpoints",
     "make_manifest",
@@ -68,15 +74,17 @@ __all__ = [
     "read_tensor",
     "read_tensors",
     "shard_name",
-    "sync_folder",
     "write_manifest",
     "write_master",
     "write_shard",
 ]
 
 MASTER_NAME = "checkpoint.h5"
-_STEP_FOLDER = re.compile(r"step-(\d{8,})")
-_PART_FOLDER = re.compile(rf"step-(\d{{8,}}){re.escape(PART_SUFFIX)}-.*")
+PARAMETERS = "/parameters/"
+BUFFERS = "/buffers/"
+FIRST_MOMENTS = "/optimizer/exp_avg/"
+SECOND_MOMENTS = "/optimizer/exp_avg_sq/"
+"""A tensor's name in a checkpoint is one of these and its name in the model."""
 
 
 class CheckpointListing(NamedTuple):
@@ -120,7 +128,7 @@ def write_master(folder: str | Path, manifest: Manifest) -> Path:
                 file[name] = h5py.ExternalLink(manifest.tensors[stored].file, stored)
             except (ValueError, RuntimeError, OSError) as error:
                 raise CheckpointError(f"tensor name {name!r} can't stand beside the other names: {error}") from None
-    _sync(path, os.O_RDWR)
+    sync(path, os.O_RDWR)
     return path
 
 
@@ -134,12 +142,48 @@ def list_checkpoints(folder: str | Path) -> list[CheckpointListing]:
     folder = Path(folder)
     found = []
     for path in folder.iterdir() if folder.is_dir() else ():
-        part, whole = _PART_FOLDER.fullmatch(path.name), _STEP_FOLDER.fullmatch(path.name)
-        if part:
-            found.append(CheckpointListing(int(part[1]), path, f"{path}: a save that did not end, or has not yet"))
-        elif whole:
-            found.append(CheckpointListing(int(whole[1]), path, _folder_problem(path, int(whole[1]))))
+        part, whole = unfinished_step_of(path), step_of(path)
+        if part is not None:
+            found.append(CheckpointListing(part, path, f"{path}: a save that did not end, or has not yet"))
+        elif whole is not None:
+            found.append(CheckpointListing(whole, path, _folder_problem(path, whole)))
     return sorted(found, key=lambda listing: (listing.step, listing.path.name))
+
+
+def find_latest(folder: str | Path, *, verify: bool = False) -> tuple[Path | None, list[str]]:
+    """The newest complete checkpoint in a run's ``checkpoints/``, or None, and a reason for each newer one that was
+    passed over, newest first.
+
+    With ``verify`` also every tensor is read and compared with its checksum. Unfinished saves older than the one found
+    are not listed.
+    """
+    skipped: list[str] = []
+    for listing in reversed(list_checkpoints(folder)):
+        problem = listing.problem
+        if problem is None and verify:
+            problem = next(find_problems(listing.path), None)
+        if problem is None:
+            return listing.path, skipped
+        skipped.append(problem)
+    return None, skipped
+
+
+def find_checkpoint(folder: str | Path, step: int | None = None) -> Path:
+    """The complete checkpoint of ``step`` in a run's ``checkpoints/``, or the newest one.
+
+    Raises CheckpointNotFoundError, which lists the steps that can be used, and says why others can't.
+    """
+    listed = list_checkpoints(folder)
+    wanted = [entry for entry in listed if step in (None, entry.step)]
+    usable = [entry for entry in wanted if entry.problem is None]
+    if usable:
+        return usable[-1].path
+    steps = ", ".join(str(entry.step) for entry in listed if entry.problem is None) or "none"
+    what = "usable checkpoint" if step is None else f"usable checkpoint of step {step}"
+    reasons = "; ".join(entry.problem for entry in wanted if entry.problem)
+    raise CheckpointNotFoundError(
+        f"{folder}: there is no {what} (usable steps: {steps})" + (f"; {reasons}" if reasons else "")
+    )
 
 
 def find_problems(folder: str | Path) -> Iterator[str]:
@@ -162,19 +206,6 @@ def find_problems(folder: str | Path) -> Iterator[str]:
         except (CheckpointError, OSError) as error:
             yield str(error)
     yield from _master_problems(folder / MASTER_NAME, manifest)
-
-
-def sync_folder(folder: str | Path) -> None:
-    """Flush a folder's entries (names, renames) to the disk itself."""
-    _sync(Path(folder), os.O_RDONLY)
-
-
-def _sync(path: Path, flags: int) -> None:
-    descriptor = os.open(path, flags)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _scalar_type(value: int | float) -> str:

@@ -13,6 +13,15 @@ import numpy as np
 
 from mpipipe.errors import MpipipeError
 
+SIGNATURE = b"\x89HDF\r\n\x1a\n"
+"""What an HDF5 file begins with."""
+
+
+def is_hdf5(path: str | Path) -> bool:
+    """Whether a file begins as HDF5 does. Raises OSError where it can't be read."""
+    with open(path, "rb") as file:
+        return file.read(len(SIGNATURE)) == SIGNATURE
+
 
 def open_file(path: str | Path, mode: str = "r", *, locking: bool | str = "best-effort") -> h5py.File:
     """Open an HDF5 file; ``mode`` as in h5py (``r``, ``r+``, ``w``, ``x``, ``a``).

@@ -5,8 +5,9 @@
     RUN_DIR/config.toml  status.json  metrics.jsonl  .lock
             logs/rank-00003.log
             trace/segment-0002/rank-00003.h5       (.h5.part while the run writes it)
-            checkpoints/step-00000100/             (step-00000100.part-<id> while ranks write it)
-            reports/
+            checkpoints/step-00000100/             (step-00000100.part-<id> while ranks write it; .damaged-<id> after it
+                                                    where it was moved aside; .trash-... before it while it is removed)
+            reports/spacetime-step-00000012.png
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ PART_SUFFIX = ".part"
 _SEGMENT = re.compile(r"segment-(\d{4,})")
 _TRACE_FILE = re.compile(r"rank-(\d{5,})\.h5(\.part)?")
 _CHECKPOINT = re.compile(r"step-(\d{8,})")
+_UNFINISHED = re.compile(rf"step-(\d{{8,}}){re.escape(PART_SUFFIX)}-.*")
+_TRASH = re.compile(r"\.trash-step-\d{8,}.*")
 
 
 @dataclass(frozen=True)
@@ -103,9 +106,46 @@ class RunPaths:
         return self.root / "reports"
 
 
+def step_of(path: Path) -> int | None:
+    """The step of a folder that bears a committed checkpoint's name; None for another name."""
+    match = _CHECKPOINT.fullmatch(path.name)
+    return int(match[1]) if match else None
+
+
+def unfinished_step_of(path: Path) -> int | None:
+    """The step of a folder that bears an unfinished checkpoint's name; None for another name."""
+    match = _UNFINISHED.fullmatch(path.name)
+    return int(match[1]) if match else None
+
+
+def damaged_name(checkpoint: Path, mark: str) -> Path:
+    """Where a damaged checkpoint goes that a new one takes the place of; ``mark`` makes the name new."""
+    return checkpoint.with_name(f"{checkpoint.name}.damaged-{mark}")
+
+
+def trash_name(checkpoint: Path, mark: str) -> Path:
+    """The name of a checkpoint's folder while it is removed."""
+    return checkpoint.with_name(f".trash-{checkpoint.name}-{mark}")
+
+
+def is_trash(path: Path) -> bool:
+    """Whether a folder is one that was about to be removed."""
+    return _TRASH.fullmatch(path.name) is not None
+
+
+def picture_in(reports: Path, step: int) -> Path:
+    """The space-time picture of a step in a folder of reports."""
+    return reports / f"spacetime-step-{step:08d}.png"
+
+
 def part_of(path: Path) -> Path:
     """The name that a file bears until it is whole: ``.part`` after its own."""
     return path.with_name(path.name + PART_SUFFIX)
+
+
+def closing_of(path: Path) -> Path:
+    """The name of a finished trace file's copy while it is made."""
+    return path.with_name(path.name + ".closing")
 
 
 def trace_files(segment: Path) -> list[tuple[int, Path]]:

@@ -3,12 +3,13 @@ from.
 
 Layout (version 1), plain HDF5:
 
-- attributes ``format = "mpipipe-tokens"``, ``version``, ``vocab`` (number of token ids), ``max_id`` (largest id in
-the file, -1 if empty), ``tokenizer`` (``"bytes"``, or the name or file of another tokenizer); - ``/tokens`` uint16
-(vocab up to 65536) or uint32, contiguous: readers map it into memory; - ``/documents`` int64, the position of the
-first token of each document; - ``/tokenizer`` text, only with a tokenizer other than bytes: its JSON, as the
-``tokenizers`` package reads it; - ``/sources/path`` text, ``/sources/size_bytes`` int64, ``/sources/checksum`` text
-(``"xxh3:"`` and 16 hex digits), one row a source file.
+- attributes ``format = "mpipipe-tokens"``, ``version``, ``vocab`` (number of token ids), ``max_id`` (largest id in the
+  file, -1 if empty), ``tokenizer`` (``"bytes"``, or the name or file of another tokenizer);
+- ``/tokens`` uint16 (vocab up to 65536) or uint32, contiguous: readers map it into memory;
+- ``/documents`` int64, the position of the first token of each document;
+- ``/tokenizer`` text, only with a tokenizer other than bytes: its JSON, as the ``tokenizers`` package reads it;
+- ``/sources/path`` text, ``/sources/size_bytes`` int64, ``/sources/checksum`` text (``"xxh3:"`` and 16 hex digits), one
+  row a source file.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from mpipipe.formats.hdf5 import (
     write_format,
     write_text,
 )
+from mpipipe.formats.whole import Parts, sync
 
 FORMAT = "mpipipe-tokens"
 VERSION = 1
@@ -92,8 +94,10 @@ def write_tokens(
     *,
     tokenizer_json: str | None = None,
     overwrite: bool = False,
+    parts: Parts | None = None,
 ) -> TokensInfo:
-    """Write a token file: under a temporary name beside ``path``, flushed to disk, then renamed.
+    """Write a token file: under a temporary name beside ``path``, flushed to disk, then renamed; with ``parts`` the
+    caller renames it, together with others.
 
     ``documents``: one integer array (tokens,) a document, read once, in order; empty ones are left out. ``sources``
     may be a function that is called after the last document. ``tokenizer_json``: kept in the file. Raises DataError
@@ -106,20 +110,17 @@ def write_tokens(
         raise DataError(f"{path}: the file exists; choose another name, or --overwrite to replace it")
     if not path.parent.is_dir():
         raise DataError(f"{path}: there is no folder {path.parent}")
-    part = path.with_name(f"{path.name}.part-{os.getpid()}")
-    try:
-        with tempfile.TemporaryFile(dir=path.parent) as spool:  # the length is not known before the last document
-            starts, length, max_id = _spool_documents(spool, documents, vocab, dtype)
-            if length == 0:
-                raise DataError(f"{path}: the sources hold no token")
-            rows = list(sources() if callable(sources) else sources)
-            _check_space(path, length * dtype.itemsize)
-            _write_file(part, spool, dtype, length, starts, rows, (vocab, max_id, tokenizer, tokenizer_json))
-        os.replace(part, path)
-        _flush_folder(path.parent)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            part.unlink()
+    with Parts() as own, tempfile.TemporaryFile(dir=path.parent) as spool:  # the length comes last
+        starts, length, max_id = _spool_documents(spool, documents, vocab, dtype)
+        if length == 0:
+            raise DataError(f"{path}: the sources hold no token")
+        rows = list(sources() if callable(sources) else sources)
+        _check_space(path, length * dtype.itemsize)
+        part = (own if parts is None else parts).beside(path)
+        _write_file(part, spool, dtype, length, starts, rows, (vocab, max_id, tokenizer, tokenizer_json))
+        own.rename()
+        with contextlib.suppress(OSError):  # some file systems refuse to flush a folder, which is no fault of ours
+            sync(path.parent)
     lengths = _shortest_and_longest(np.asarray(starts, dtype=np.int64), length)
     has_tokenizer = tokenizer_json is not None
     return TokensInfo(
@@ -194,18 +195,7 @@ def _write_file(
         group.create_dataset("path", data=[source.path for source in sources], dtype=text_dtype())
         group.create_dataset("size_bytes", data=np.asarray([source.size_bytes for source in sources], dtype=np.int64))
         group.create_dataset("checksum", data=[source.checksum for source in sources], dtype=text_dtype())
-    with open(part, "rb+") as written:
-        os.fsync(written.fileno())
-
-
-def _flush_folder(folder: Path) -> None:
-    """Make the rename lasting; some file systems refuse to flush a folder, which is no fault of ours."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    sync(part, os.O_RDWR)
 
 
 class TokensFile:

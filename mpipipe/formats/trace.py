@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpipipe.formats import hdf5
-from mpipipe.formats.paths import part_of
+from mpipipe.formats.paths import closing_of, part_of
 from mpipipe.formats.trace_layout import (
     CHUNK_ROWS,
     CLOCK,
@@ -39,6 +39,7 @@ from mpipipe.formats.trace_layout import (
     EventKind,
 )
 from mpipipe.formats.trace_reader import TraceFile, TraceSchedule, read_trace
+from mpipipe.formats.whole import sync
 
 __all__ = [
     "CLOCK_DTYPE",
@@ -91,17 +92,16 @@ class TraceWriter:
                 raise FileExistsError(errno.EEXIST, "trace file exists; a new launch writes a new segment", str(path))
         self._require_space(_SPARE_BYTES)
         self._file = hdf5.open_file(self.part, "x")
-        _write_header(self._file, header)
-        self._events = _Table(self._file, "events", EVENT_DTYPE, CHUNK_ROWS)
-        self._clock = _Table(self._file, "clock", CLOCK_DTYPE, 256)
-        self._steps = _Table(self._file, "steps", STEP_DTYPE, 512)
-        self._file.create_group("schedule")
-        self._file.flush()
-
-    @property
-    def num_events(self) -> int:
-        """Event rows appended so far."""
-        return self._events.rows
+        try:
+            _write_header(self._file, header)
+            self._events = _Table(self._file, "events", EVENT_DTYPE, CHUNK_ROWS)
+            self._clock = _Table(self._file, "clock", CLOCK_DTYPE, 256)
+            self._steps = _Table(self._file, "steps", STEP_DTYPE, 512)
+            self._file.create_group("schedule")
+            self._file.flush()
+        except BaseException:
+            self.discard()
+            raise
 
     def append_events(self, records: bytes | bytearray | memoryview | npt.NDArray[np.void]) -> None:
         """Append whole 60-byte records (EVENT_STRUCT or an array of EVENT_DTYPE); not on disk before :meth:`flush`.
@@ -186,22 +186,36 @@ class TraceWriter:
         if self.closed:
             return
         self.closed = True
-        self._file.attrs.modify("complete", np.bool_(complete))
-        self.flush()
-        closing = self.path.with_name(self.path.name + ".closing")
+        try:
+            self._file.attrs.modify("complete", np.bool_(complete))
+            self.flush()
+            whole = self._compressed()
+        finally:
+            self._file.close()
+        sync(whole)
+        os.replace(whole, self.path)
+        self.part.unlink(missing_ok=True)
+        sync(self.path.parent)
+
+    def _compressed(self) -> Path:
+        """The file to rename: a compressed copy, or the file as it is."""
+        closing = closing_of(self.path)
         try:
             self._require_space(self.part.stat().st_size)
             _rewrite(self._file, closing, self._events.rows)
-            whole = closing
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             _log.warning("%s stays uncompressed: %s", self.path, error)
             closing.unlink(missing_ok=True)
-            whole = self.part
-        self._file.close()
-        _sync(whole)
-        os.replace(whole, self.path)
-        self.part.unlink(missing_ok=True)
-        _sync(self.path.parent)
+            return self.part
+        return closing
+
+    def discard(self) -> None:
+        """Close and remove the file; for a launch that ends before its first event."""
+        self.closed = True
+        try:
+            self._file.close()
+        finally:
+            self.part.unlink(missing_ok=True)
 
     def _require_space(self, nbytes: int) -> None:
         disk = os.statvfs(self.path.parent)
@@ -255,12 +269,3 @@ def _rewrite(source: h5py.File, path: Path, num_events: int) -> None:
         )
         for start in range(0, num_events, CHUNK_ROWS):
             events[start : start + CHUNK_ROWS] = source["events"][start : start + CHUNK_ROWS]
-
-
-def _sync(path: Path) -> None:
-    """Flush a file's or a folder's content to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from mpipipe.errors import TraceFormatError
 from mpipipe.formats import hdf5
+from mpipipe.formats.paths import PART_SUFFIX
 from mpipipe.formats.trace_layout import CLOCK_DTYPE, EVENT_DTYPE, FORMAT, STEP_DTYPE, VERSION
 
 _BROKEN = (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError)  # h5py, where bytes are missing
@@ -101,7 +102,7 @@ def read_trace(path: str | Path) -> TraceFile:
     dropped = int(attributes.get("dropped_events", 0))
     if dropped:
         warnings.append(f"{path}: {dropped} events were dropped while the run went on (the file could not be written)")
-    if path.suffix == ".part":
+    if path.suffix == PART_SUFFIX:
         warnings.append(f"{path}: not closed: the run writes it or was killed; rows after the last flush are lost")
     return trace
 

@@ -2,7 +2,7 @@
 contiguous stages.
 """
 
-from mpipipe.partition.layers import LayerDescription, ModelShape, describe_costs, describe_gpt2, layer_names
+from mpipipe.partition.layers import LayerDescription, ModelShape, describe_costs, describe_gpt2
 from mpipipe.partition.split import Partition, make_partition, split_by_cost, split_even, split_listed
 
 __all__ = [
@@ -11,7 +11,6 @@ __all__ = [
     "Partition",
     "describe_costs",
     "describe_gpt2",
-    "layer_names",
     "make_partition",
     "split_by_cost",
     "split_even",

@@ -67,11 +67,6 @@ class LayerDescription:
         return self.flops_forward + self.flops_backward
 
 
-def layer_names(num_blocks: int) -> list[str]:
-    """Names of all layers of a decoder with that many blocks: ``embedding``, ``blocks.0`` ..., ``head``."""
-    return ["embedding", *(f"blocks.{index}" for index in range(num_blocks)), "head"]
-
-
 def describe_gpt2(model: ModelShape, element_bytes: int = 4) -> list[LayerDescription]:
     """Embedding, blocks and head of a GPT-2 style decoder.
 

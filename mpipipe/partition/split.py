@@ -44,13 +44,6 @@ class Partition:
         """Indices of the layers of a stage."""
         return range(*self.bounds[stage])
 
-    def stage_of(self, layer: int) -> int:
-        """The stage that holds a layer index."""
-        for stage, (start, stop) in enumerate(self.bounds):
-            if start <= layer < stop:
-                return stage
-        raise IndexError(f"no layer {layer}: there are {self.num_layers}")
-
     def __str__(self) -> str:
         """One line a stage: its layers and its share of the cost."""
         total = math.fsum(self.costs) or 1.0
@@ -125,13 +118,17 @@ def split_by_cost(costs: Sequence[float], stages: int) -> tuple[int, ...]:
 
 def _interval_costs(costs: Sequence[float]) -> npt.NDArray[np.float64]:
     """(n+1, n+1): the cost of the layers i..j-1 at [i, j], rounded once (so that equal layers have equal sums); inf
-    where j <= i.
+    where j <= i. Differences of prefix sums, which are whole numbers in units of the finest bit of all costs.
     """
     n = len(costs)
+    ratios = [float(cost).as_integer_ratio() for cost in costs]
+    unit = max(below for _, below in ratios)
+    prefix = [0]
+    for above, below in ratios:
+        prefix.append(prefix[-1] + above * (unit // below))
     spans = np.full((n + 1, n + 1), np.inf)
     for i in range(n):
-        for j in range(i + 1, n + 1):
-            spans[i, j] = math.fsum(costs[i:j])
+        spans[i, i + 1 :] = [(total - prefix[i]) / unit for total in prefix[i + 1 :]]
     return spans
 
 

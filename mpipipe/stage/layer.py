@@ -6,24 +6,8 @@ import torch
 from torch import nn
 
 from mpipipe.device import Device
-from mpipipe.model import Draw, KeyedLayer
+from mpipipe.model import Draw, KeyedLayer, stable_key
 from mpipipe.stage.gradients import Gradient
-
-_MIX = 0x9E3779B97F4A7C15
-_WORD = (1 << 64) - 1
-
-
-def mix(*values: int) -> int:
-    """A 63-bit hash of integers, the same on every machine (the finaliser of SplitMix64: Steele et al. 2014, OOPSLA,
-    section 4).
-    """
-    state = 0
-    for value in values:
-        state = (state + value * _MIX + _MIX) & _WORD
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _WORD
-        state ^= state >> 31
-    return state >> 1
 
 
 class StageLayer:
@@ -52,8 +36,8 @@ class StageLayer:
         """
         if self.keyed:
             return self.module(inputs, draw)
-        run = () if draw is None else (draw.seed, draw.step)
-        with device.seeded(mix(*run, microbatch, self.index)):
+        run = "" if draw is None else f"{draw.seed}/{draw.step}/"
+        with device.seeded(stable_key(f"{run}{microbatch}/{self.index}")):
             return self.module(inputs)
 
     def backward(self, leaf: object, output: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | None:

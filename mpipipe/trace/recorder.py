@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Sequence
 
-from mpipipe.formats.trace import EVENT_STRUCT, LAST_COMPUTE_KIND, LAST_PIPELINE_KIND, TraceWriter
+from mpipipe.formats.trace import EVENT_STRUCT, LAST_COMPUTE_KIND, TraceWriter
 
 _log = logging.getLogger(__name__)
 _FLUSH_INTERVAL_NS = 1_000_000_000
@@ -21,18 +21,14 @@ class Recorder:
     """Records events for one rank; not thread-safe.
 
     ``writer`` None: nothing is kept, the sums of the step still are. ``capacity``: events buffered before they go to
-    the file ahead of the end of a step. Sums of the current step, in ns of the local clock:
-
-    ``busy_ns``: durations of F, B, I and W. ``first_start_ns``, ``last_end_ns``: first start and latest end of the
-    pipeline's events (F, B, I, W, RECV_WAIT, SEND_POST, SEND_WAIT), 0 before there is one. ``dropped_events`` counts
-    over the whole life.
+    the file ahead of the end of a step. ``busy_ns``: durations of F, B, I and W in the current step, in ns of the local
+    clock. ``dropped_events`` counts over the whole life.
     """
 
     __slots__ = (
         "_buffer",
         "_capacity",
         "_failed",
-        "_fresh",
         "_last_flush_ns",
         "_limit",
         "_pack_into",
@@ -44,8 +40,6 @@ class Recorder:
         "_writer",
         "busy_ns",
         "dropped_events",
-        "first_start_ns",
-        "last_end_ns",
     )
 
     def __init__(self, writer: TraceWriter | None, *, capacity: int = 16384) -> None:
@@ -61,12 +55,9 @@ class Recorder:
         self._pending_steps: list[tuple[int, int, int, int, float | None, int]] = []
         self._step = -1
         self._table = 0
-        self._fresh = True
         self._failed = False
         self._last_flush_ns = time.monotonic_ns()
         self.busy_ns = 0
-        self.first_start_ns = 0
-        self.last_end_ns = 0
         self.dropped_events = 0
         if writer is not None:
             self.attach(writer)
@@ -78,14 +69,11 @@ class Recorder:
         self._limit = len(self._buffer)
 
     def begin_step(self, step: int, table: int) -> None:
-        """Events from here on belong to ``step`` and to the schedule table ``table``; the step's sums start at
+        """Events from here on belong to ``step`` and to the schedule table ``table``; ``busy_ns`` starts at
         zero."""
         self._step = step
         self._table = table
-        self._fresh = True
         self.busy_ns = 0
-        self.first_start_ns = 0
-        self.last_end_ns = 0
 
     def record(
         self,
@@ -104,14 +92,8 @@ class Recorder:
     ) -> None:
         """One event; fields as in EVENT_DTYPE, times of CLOCK_MONOTONIC. Raises struct.error for a value out of its
         field."""
-        if kind <= LAST_PIPELINE_KIND:
-            if kind <= LAST_COMPUTE_KIND:
-                self.busy_ns += t1_ns - t0_ns
-            if self._fresh:
-                self._fresh = False
-                self.first_start_ns = t0_ns
-            if t1_ns > self.last_end_ns:
-                self.last_end_ns = t1_ns
+        if kind <= LAST_COMPUTE_KIND:
+            self.busy_ns += t1_ns - t0_ns
         position = self._position
         if position >= self._limit:
             if self._writer is None:

@@ -4,6 +4,7 @@ rank agrees on.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from mpipipe.collectives import all_gather_objects
 from mpipipe.config import Config
 from mpipipe.device import Device
 from mpipipe.errors import ConfigError
+from mpipipe.formats.checkpoint import BUFFERS, PARAMETERS
 from mpipipe.partition import LayerDescription, Partition, describe_costs, make_partition
 from mpipipe.stage import Gradient, LossFunction, Stage, StageLayer
 from mpipipe.trainer.tied import TiedGroup, check_groups, find_groups, share_values
@@ -51,6 +53,12 @@ class LayerList:
         if not len(layers) == len(given) == len(descriptions):
             raise ConfigError(
                 f"{len(layers)} layers, {len(given)} names and {len(descriptions)} descriptions do not belong together"
+            )
+        twice = [name for name, times in Counter(given).items() if times > 1]
+        if twice:
+            raise ConfigError(
+                f"several layers are named {', '.join(map(repr, twice[:3]))}: every layer has a name of its own, by "
+                "which its parameters are known"
             )
         return cls(layers, given, descriptions, tied, has_flops)
 
@@ -163,8 +171,8 @@ def _register(model: RankModel, transport: Transport) -> None:
             for key, value in layer.module.state_dict(keep_vars=True).items():
                 name = f"{layer.name}.{key}"
                 if name not in trainable and (name in leading or name not in canonical):
-                    kind = "parameters" if isinstance(value, nn.Parameter) else "buffers"
-                    model.fixed[f"/{kind}/{canonical.get(name, name)}"] = value.detach()
+                    kind = PARAMETERS if isinstance(value, nn.Parameter) else BUFFERS
+                    model.fixed[kind + canonical.get(name, name)] = value.detach()
     for group in model.tied:
         group.attach(
             {

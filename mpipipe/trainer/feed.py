@@ -87,7 +87,13 @@ class TensorFeed:
     def _cut(self, value: Nested, microbatch: int) -> Nested:
         start, stop = self._bounds(microbatch)
         device = self._device
-        return map_tensors(value, lambda tensor: device.settle(tensor[start:stop].to(device.torch_device)))
+
+        def cut(tensor: torch.Tensor) -> torch.Tensor:
+            part = tensor[start:stop].to(device.torch_device)
+            # A batch made under inference_mode: autograd takes a copy only.
+            return device.settle(part.clone() if part.is_inference() else part)
+
+        return map_tensors(value, cut)
 
     def signature(self, microbatch: int) -> Hashable:
         start, stop = self._bounds(microbatch)

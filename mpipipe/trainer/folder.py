@@ -2,33 +2,49 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from mpipipe.checkpoint import find_latest
-from mpipipe.collectives import all_gather_objects
+from mpipipe import collectives
 from mpipipe.config import Config
-from mpipipe.errors import ConfigError, SetupError
-from mpipipe.formats.checkpoint import find_problems
-from mpipipe.formats.paths import RunPaths
+from mpipipe.errors import ConfigError, MpipipeError, SetupError
+from mpipipe.formats.checkpoint import MANIFEST_NAME, find_latest, find_problems, read_manifest
+from mpipipe.formats.paths import RunPaths, step_of
+from mpipipe.formats.whole import replace_text
 from mpipipe.lifecycle import RunLock
 from mpipipe.transport import Transport
 
+FILES_TIMEOUT_S = 3600.0
+"""While one rank writes, reads or removes files the others wait for it: longer than for a message (comm.timeout_s)."""
+
+
+@contextlib.contextmanager
+def long_waits(transport: Transport, config: Config) -> Iterator[None]:
+    """For work on files that others wait for: no wait ends before ``FILES_TIMEOUT_S``."""
+    comm = config.comm
+    transport.configure(timeout_s=max(comm.timeout_s, FILES_TIMEOUT_S), wait=comm.wait)
+    try:
+        yield
+    finally:
+        transport.configure(timeout_s=comm.timeout_s, wait=comm.wait)
+
 
 def on_first_rank(transport: Transport, paths: RunPaths, action: Callable[[], object]) -> object:
-    """What ``action`` gives on rank 0, JSON-able. Raises the same ``SetupError`` on every rank for an ``OSError``."""
-    result, trouble = None, None
-    if transport.rank == 0:
+    """What ``action`` gives on rank 0, JSON-able. Its error is raised on every rank; an ``OSError`` as a
+    ``SetupError``.
+    """
+
+    def guarded() -> object:
         try:
-            result = action()
+            return action()
+        except MpipipeError:
+            raise
         except OSError as error:
-            trouble = f"run.dir: {paths.root} can't be used: {error}"
-    result, trouble = all_gather_objects(transport, [result, trouble])[0]
-    if trouble:
-        raise SetupError(trouble)
-    return result
+            raise SetupError(f"run.dir: {paths.root} can't be used: {error}") from error
+
+    return collectives.on_first_rank(transport, guarded)
 
 
 def refuse_used_folder(paths: RunPaths, transport: Transport) -> None:
@@ -44,7 +60,8 @@ def refuse_used_folder(paths: RunPaths, transport: Transport) -> None:
 def check_resume_folder(folder: Path, paths: RunPaths, transport: Transport, *, to_train: bool) -> None:
     """Raise ``ConfigError`` on every rank unless ``folder`` looks like a checkpoint: before anything is built.
 
-    ``to_train``: also where the run folder holds later checkpoints, which those to come would collide with.
+    ``to_train``: also where the run folder holds what this launch would write over: later checkpoints, or the records
+    of a run that the checkpoint is not of.
     """
     problem = on_first_rank(transport, paths, lambda: _resume_problem(folder, paths if to_train else None))
     if problem:
@@ -58,11 +75,19 @@ def _resume_problem(folder: Path, paths: RunPaths | None) -> str | None:
         return f"{folder} is a run folder: name one of its checkpoints ({names}), or go on in it with run.dir"
     if not folder.is_dir():
         return f"{folder} does not exist (current folder: {Path.cwd()})"
-    if not (folder / "manifest.json").exists():
-        return f"{folder} is no checkpoint: it has no manifest.json"
-    if paths is None or folder.resolve().parent != paths.checkpoints.resolve():
+    if not (folder / MANIFEST_NAME).exists():
+        return f"{folder} is no checkpoint: it has no {MANIFEST_NAME}"
+    if paths is None:
         return None
-    later = [step for step in paths.checkpoint_steps() if step > int(folder.name.removeprefix("step-"))]
+    step = read_manifest(folder).step
+    if folder.resolve().parent != paths.checkpoints.resolve():
+        if not paths.checkpoint_steps() and not paths.metrics.exists():
+            return None
+        return (
+            f"{paths.root} holds a run already, and {folder} is no checkpoint of it: give this launch another run.dir, "
+            'or go on with the run that is there by run.resume = "auto"'
+        )
+    later = [known for known in paths.checkpoint_steps() if known > step]
     if not later:
         return None
     return (
@@ -76,12 +101,13 @@ def finished_before(config: Config, paths: RunPaths, transport: Transport) -> tu
 
     def look() -> list[object] | None:
         latest, _ = find_latest(paths.checkpoints) if paths.checkpoints.is_dir() else (None, [])
-        step = -1 if latest is None else int(latest.name.removeprefix("step-"))
-        if latest is None or step < config.run.steps or next(find_problems(latest), None) is not None:
+        step = None if latest is None else step_of(latest)
+        if latest is None or step is None or step < config.run.steps or next(find_problems(latest), None) is not None:
             return None
         return [step, str(latest)]
 
-    found = on_first_rank(transport, paths, look)
+    with long_waits(transport, config):
+        found = on_first_rank(transport, paths, look)
     return (int(found[0]), Path(found[1])) if isinstance(found, list) else None
 
 
@@ -100,9 +126,7 @@ def claim(lock: RunLock, paths: RunPaths, transport: Transport) -> None:
 def keep_config(config: Config, paths: RunPaths) -> None:
     """Write the resolved run file into the run folder, as a whole."""
     paths.checkpoints.mkdir(parents=True, exist_ok=True)
-    part = paths.config.with_name(paths.config.name + ".part")
-    part.write_text(config.to_toml(), encoding="utf-8")
-    os.replace(part, paths.config)
+    replace_text(paths.config, config.to_toml())
 
 
 class Metrics:
@@ -123,9 +147,7 @@ class Metrics:
                     kept.append(line + "\n")
             except (ValueError, KeyError, TypeError):
                 continue
-        part = self._path.with_name(self._path.name + ".part")
-        part.write_text("".join(kept), encoding="utf-8")
-        os.replace(part, self._path)
+        replace_text(self._path, "".join(kept))
 
     def write(self, line: dict[str, object]) -> None:
         """Raises ``SetupError`` where the file can't be written: a run without room on its disk can't go on."""

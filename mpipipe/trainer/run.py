@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from mpipipe.collectives import barrier
+from mpipipe.collectives import agree, barrier
 from mpipipe.config import Config
 from mpipipe.data import TokenSource
 from mpipipe.errors import ConfigError, DataError, MpipipeError
@@ -65,16 +65,21 @@ def _batch(source: TokenSource, trainer: Trainer, first_sample: int, count: int)
     return empty, empty
 
 
-def _source(config: Config, key: str) -> TokenSource:
+def _source(config: Config, key: str, transport: Transport) -> TokenSource:
+    """The tokens of ``data.KEY``. Collective: the same ``DataError`` on every rank when one node lacks a file."""
     model = config.needed_model()
-    return TokenSource(
-        getattr(config.data, key),
-        sequence=model.sequence,
-        vocab=model.vocab,
-        seed=config.run.seed,
-        shuffle=config.data.shuffle or key == "validation",
-        key=f"data.{key}",
-    )
+
+    def open_files() -> TokenSource:
+        return TokenSource(
+            getattr(config.data, key),
+            sequence=model.sequence,
+            vocab=model.vocab,
+            seed=config.run.seed,
+            shuffle=config.data.shuffle or key == "validation",
+            key=f"data.{key}",
+        )
+
+    return agree(transport, open_files)
 
 
 def _trainer(config: Config, transport: Transport) -> Trainer:
@@ -148,10 +153,11 @@ def _train(
 ) -> TrainOutcome:
     limit = TimeLimit(config.run.time_limit_s)
     config.require("data.train")
-    source = _source(config, "train")
-    validation = _source(config, "validation") if config.data.validation else None
+    source = _source(config, "train", transport)
+    validation = _source(config, "validation", transport) if config.data.validation else None
     trainer = _trainer(config, transport)
     trainer.saver.facts["data.train"] = source.fingerprint
+    trainer.saver.facts["data.shuffle"] = str(config.data.shuffle).lower()
     try:
         if resume != "never":
             trainer.restore(None if resume == "auto" else resume)
@@ -269,7 +275,7 @@ def eval_run(config: Config, transport: Transport, *, resume: str | None = None)
     wanted = resume or config.run.resume
     if wanted not in ("auto", "never"):
         check_resume_folder(Path(wanted), RunPaths(Path(config.run.dir)), transport, to_train=False)
-    source = _source(config, "validation")
+    source = _source(config, "validation", transport)
     silent = config.model_copy(update={"trace": config.trace.model_copy(update={"enabled": False})})
     trainer = _trainer(silent, transport)
     step = trainer.restore(None if wanted == "auto" else wanted) if wanted != "never" else 0

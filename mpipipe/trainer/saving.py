@@ -11,27 +11,27 @@ import numpy.typing as npt
 import torch
 
 from mpipipe import checkpoint
-from mpipipe.collectives import all_gather_objects
+from mpipipe.collectives import all_gather_objects, barrier
 from mpipipe.config import Config
 from mpipipe.errors import CheckpointError, ConfigError
+from mpipipe.formats.checkpoint import BFLOAT16, BUFFERS, FIRST_MOMENTS, PARAMETERS, SECOND_MOMENTS
 from mpipipe.formats.paths import RunPaths
 from mpipipe.formats.trace import EventKind
 from mpipipe.optim import AdamW
 from mpipipe.trace import Recorder
 from mpipipe.trainer.build import RankModel
+from mpipipe.trainer.folder import long_waits
 from mpipipe.transport import Transport
 
 _log = logging.getLogger(__name__)
 _SECONDS_PER_MINUTE = 60.0
-
-SAVE_TIMEOUT_S = 3600.0
-"""While one rank writes its shard the others wait for it: longer than for a message (comm.timeout_s)."""
 
 
 class Saver:
     """Saves and restores everything that a resume needs. Every method but ``due`` without minutes is collective.
 
     ``facts``: texts that a checkpoint keeps beside the state, alike on all ranks; a resume that finds others warns.
+    ``recorder``: takes the time of a save; the trainer changes it with the steps that are traced.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Saver:
         self._transport = transport
         self._model = model
         self._optimizer = optimizer
-        self._recorder = recorder
+        self.recorder = recorder
         self._last_save = time.monotonic()
         self.facts: dict[str, str] = {}
         self.updates_done = 0
@@ -70,9 +70,9 @@ class Saver:
         found: dict[str, torch.Tensor] = {path: _as_kept(tensor) for path, tensor in self._model.fixed.items()}
         for name, parameter in self._model.parameters.items():
             first, second = self._optimizer.moments(name)
-            found[f"/parameters/{name}"] = parameter.detach()
-            found[f"/optimizer/exp_avg/{name}"] = first
-            found[f"/optimizer/exp_avg_sq/{name}"] = second
+            found[PARAMETERS + name] = parameter.detach()
+            found[FIRST_MOMENTS + name] = first
+            found[SECOND_MOMENTS + name] = second
         return found
 
     def _state(self, samples_seen: int) -> checkpoint.CheckpointState:
@@ -83,9 +83,9 @@ class Saver:
             path: tensor.cpu().numpy() for path, tensor in self._tensors().items() if _name_of(path) not in elsewhere
         }
         aliases = {
-            f"/parameters/{group.names[0]}": tuple(f"/parameters/{name}" for name in group.names[1:])
+            PARAMETERS + group.names[0]: tuple(PARAMETERS + name for name in group.names[1:])
             for group in self._model.tied
-            if f"/parameters/{group.names[0]}" in tensors
+            if PARAMETERS + group.names[0] in tensors
         }
         scalars: dict[str, int | float | str] = {
             "samples_seen": samples_seen,
@@ -93,28 +93,40 @@ class Saver:
             "seed": self._config.run.seed,
             **self.facts,
         }
-        bfloat16 = frozenset(path for path, tensor in self._model.fixed.items() if tensor.dtype == torch.bfloat16)
-        return checkpoint.CheckpointState(tensors, scalars, aliases, self._config.to_toml(), bfloat16 & tensors.keys())
+        bfloat16 = frozenset(path for path in tensors if self._is_bfloat16(path))
+        return checkpoint.CheckpointState(tensors, scalars, aliases, self._config.to_toml(), bfloat16)
+
+    def _is_bfloat16(self, path: str) -> bool:
+        fixed = self._model.fixed.get(path)
+        return fixed is not None and fixed.dtype == torch.bfloat16
+
+    def _kept_type(self, path: str, kept: torch.Tensor) -> str:
+        """The name in a checkpoint of the type of a tensor that :meth:`_tensors` gives."""
+        return BFLOAT16 if self._is_bfloat16(path) else str(kept.dtype).removeprefix("torch.")
 
     def save(self, step: int, samples_seen: int) -> Path:
         """Write ``checkpoints/step-...`` and thin out older ones as ``checkpoint.keep_last`` and ``keep_every`` say."""
         t0 = time.perf_counter_ns()
-        comm = self._config.comm
-        self._transport.configure(timeout_s=max(comm.timeout_s, SAVE_TIMEOUT_S), wait=comm.wait)
-        folder = checkpoint.save(self._transport, self._paths.checkpoints, step, self._state(samples_seen))
-        self._transport.configure(timeout_s=comm.timeout_s, wait=comm.wait)
+        with long_waits(self._transport, self._config):
+            folder = checkpoint.save(self._transport, self._paths.checkpoints, step, self._state(samples_seen))
+            self._prune(step)
+        self._last_save = time.monotonic()
+        self.last_save_s = (time.perf_counter_ns() - t0) / 1e9
+        self.recorder.record(int(EventKind.CHECKPOINT), t0, time.perf_counter_ns())
+        return folder
+
+    def _prune(self, step: int) -> None:
         section = self._config.checkpoint
-        if section.keep_last and self._transport.rank == 0:
+        if not section.keep_last:
+            return
+        if self._transport.rank == 0:
             try:
                 checkpoint.prune(
                     self._paths.checkpoints, section.keep_last, section.keep_every, read_newest=False, newest_step=step
                 )
             except OSError as error:
                 _log.warning("older checkpoints could not be removed, the run goes on: %s", error)
-        self._last_save = time.monotonic()
-        self.last_save_s = (time.perf_counter_ns() - t0) / 1e9
-        self._recorder.record(int(EventKind.CHECKPOINT), t0, time.perf_counter_ns())
-        return folder
+        barrier(self._transport)
 
     def restore(self, folder: str | Path | None) -> tuple[int, int] | None:
         """Load into the live tensors; (step, samples seen), or None where the run folder has no checkpoint.
@@ -123,8 +135,9 @@ class Saver:
         that.
         """
         tensors = self._tensors()
-        shapes = {path: tuple(tensor.shape) for path, tensor in tensors.items()}
-        loaded, passed_over = checkpoint.restore(self._transport, self._paths.checkpoints, shapes, folder=folder)
+        kinds = {path: (tuple(tensor.shape), self._kept_type(path, tensor)) for path, tensor in tensors.items()}
+        with long_waits(self._transport, self._config):
+            loaded, passed_over = checkpoint.restore(self._transport, self._paths.checkpoints, kinds, folder=folder)
         if self._transport.rank == 0:
             for reason in passed_over:
                 _log.warning("passed over: %s", reason)
@@ -173,7 +186,7 @@ def _as_kept(tensor: torch.Tensor) -> torch.Tensor:
 
 def _name_of(path: str) -> str:
     """The parameter's name in a path as ``/optimizer/exp_avg/NAME``."""
-    for prefix in ("/optimizer/exp_avg_sq/", "/optimizer/exp_avg/", "/parameters/", "/buffers/"):
+    for prefix in (PARAMETERS, BUFFERS, FIRST_MOMENTS, SECOND_MOMENTS):
         if path.startswith(prefix):
             return path[len(prefix) :]
     return path

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 
-from mpipipe.collectives import all_gather_objects
+from mpipipe.collectives import attempt, on_first_rank
 from mpipipe.config import Config
 from mpipipe.errors import SetupError
 from mpipipe.formats.paths import RunPaths
@@ -21,8 +21,7 @@ def open_trace(
 
     Raises ``SetupError`` on every rank when one of them can't write there.
     """
-    proposal = [paths.next_segment(), secrets.token_hex(8)] if transport.rank == 0 else None
-    segment, run_id = all_gather_objects(transport, proposal)[0]
+    segment, run_id = on_first_rank(transport, lambda: [paths.next_segment(), secrets.token_hex(8)])
     header: dict[str, object] = {
         "rank": transport.rank,
         "world_size": transport.size,
@@ -35,16 +34,23 @@ def open_trace(
         "segment": segment,
         "config": config.to_toml(),
     }
-    writer, trouble = None, None
-    try:
+
+    def open_file() -> TraceWriter:
         writer = TraceWriter(paths.trace_file(segment, transport.rank), header)
-        writer.set_model(_model_rows(config, model, layers))
-    except OSError as error:
-        trouble = f"rank {transport.rank}: {error}"
-    troubles = [text for text in all_gather_objects(transport, trouble) if text]
-    if troubles:
+        try:
+            writer.set_model(_model_rows(config, model, layers))
+        except BaseException:
+            writer.discard()
+            raise
+        return writer
+
+    writer, faults = attempt(transport, open_file)
+    if faults:
+        if writer is not None:
+            writer.discard()
+        troubles = [f"rank {fault.rank}: {fault.error}" for fault in faults[:3]]
         raise SetupError(
-            f"the trace can't be written in {paths.trace_segment(segment)}: {'; '.join(troubles[:3])}. "
+            f"the trace can't be written in {paths.trace_segment(segment)}: {'; '.join(troubles)}. "
             "Set run.dir to a folder that every rank can write to, or trace.enabled = false"
         )
     assert writer is not None

@@ -22,7 +22,8 @@ from mpipipe.formats.paths import RunPaths
 from mpipipe.formats.trace import EventKind
 from mpipipe.optim import AdamW, clip_factor, learning_rate, square_sum
 from mpipipe.partition import LayerDescription
-from mpipipe.schedule import ScheduleTable, build, forward_only, verify
+from mpipipe.schedule import ScheduleTable, forward_only, verify
+from mpipipe.schedule.exchange import table_named
 from mpipipe.stage import LossFunction
 from mpipipe.trace import Recorder
 from mpipipe.trainer.build import Layer, LayerList, build_rank_model
@@ -71,6 +72,7 @@ class Trainer:
         descriptions: Sequence[LayerDescription] | None = None,
         transport: Transport | None = None,
     ) -> None:
+        self._closed = False
         self._owns_transport = transport is None
         self.transport: Transport = open_or_end() if transport is None else transport
         try:
@@ -94,7 +96,7 @@ class Trainer:
         self._device = open_device(self.config.comm.device)
         self._tables: dict[int, tuple[int, RankProgram]] = {}
         self._evaluation_programs: dict[int, RankProgram] = {}
-        placement = self._build_table(1).placement
+        placement = self._build_table(self.config.num_microbatches).placement
         model = LayerList.of(layers, names, descriptions, tied)
         self.model = build_rank_model(self.config, model, loss_fn, placement, self.transport, self._device)
         self.optimizer = AdamW(self.model.parameters, self.config)
@@ -103,6 +105,7 @@ class Trainer:
         self._layers = model
         self._traced = False
         self._silent = Recorder(None)
+        self._recorder_now = self._silent
         self._engine = Engine(self.transport, self._device, self.recorder, self.model.stages, len(placement))
         self.saver = Saver(self.config, self.paths, self.transport, self.model, self.optimizer, self.recorder)
         self.step_index = 0
@@ -128,7 +131,6 @@ class Trainer:
         """One step with all its figures. ``stop`` on any rank comes back as ``stop`` on every rank. ``loaded_ns``: from
         when to when this rank loaded the batch (``time.perf_counter_ns``), for the trace.
         """
-        start = time.perf_counter_ns()
         config = self.config
         feed = TensorFeed(
             batch,
@@ -140,6 +142,7 @@ class Trainer:
         )
         table_id, program = self._program(feed.num_microbatches)
         recorder = self._step_recorder()
+        start = time.perf_counter_ns()  # a table to build and trace files to open are no part of the step
         recorder.begin_step(self.step_index + 1, table_id)
         if loaded_ns is not None:
             recorder.record(int(EventKind.LOAD_DATA), *loaded_ns)
@@ -240,10 +243,11 @@ class Trainer:
         """Loss per valid item over all ``batches`` (nan without any). Changes nothing: weights, moments, random state,
         position.
 
-        Batches may have other sizes than those of a step.
+        Batches may have other sizes than those of a step. Raises ``EngineError`` on every rank when one was given
+        other batches.
         """
         t0 = time.perf_counter_ns()
-        total, count = 0.0, 0
+        total, count, done, sequences = 0.0, 0, 0, 0
         self._engine.recorder = self._silent
         modes = [(module, module.training) for layer in self.model.modules for module in layer.modules()]
         for layer in self.model.modules:
@@ -254,13 +258,17 @@ class Trainer:
                 result = self._engine.run(self._evaluation_program(feed.num_microbatches), feed)
                 total += result.loss_sum
                 count += result.count
+                done += 1
+                sequences += feed.rows
         finally:
             for module, training in modes:
                 module.training = training
-            self._engine.recorder = self.recorder
-        rows = collectives.all_gather(self.transport, np.array([total, count], dtype=np.float64))
-        self.recorder.record(int(EventKind.EVALUATE), t0, time.perf_counter_ns())
-        total, count = rows[self.model.placement[-1]]
+            self._engine.recorder = self._recorder_now
+        rows = collectives.all_gather(self.transport, np.array([total, count, done, sequences], dtype=np.float64))
+        self._recorder_now.record(int(EventKind.EVALUATE), t0, time.perf_counter_ns())
+        refuse_difference(rows[:, 2].tolist(), "batches in the evaluation")
+        refuse_difference(rows[:, 3].tolist(), "sequences in the evaluation")
+        total, count = rows[self.model.placement[-1], :2]
         return float(total / count) if count else math.nan
 
     # --- state ---
@@ -288,7 +296,7 @@ class Trainer:
 
     def _build_table(self, m: int) -> ScheduleTable:
         pipeline = self.config.pipeline
-        return build(pipeline.schedule, p=self.transport.size, v=pipeline.chunks, m=m)
+        return table_named(pipeline.schedule, p=self.transport.size, v=pipeline.chunks, m=m)
 
     def _program(self, m: int) -> tuple[int, RankProgram]:
         """The program for ``m`` microbatches and the number under which the trace knows its table."""
@@ -317,8 +325,9 @@ class Trainer:
             self._synchronize_clocks()
             for table_id, program in self._tables.values():
                 self._record_table(table_id, program.table)
-        self._engine.recorder = self.recorder if wanted else self._silent
-        return self._engine.recorder
+        self._recorder_now = self.recorder if wanted else self._silent
+        self._engine.recorder = self.saver.recorder = self._recorder_now
+        return self._recorder_now
 
     def _record_table(self, table_id: int, table: ScheduleTable) -> None:
         self.recorder.add_schedule(table_id, table.rows(pairs=False), table.placement, table.name)
@@ -329,11 +338,14 @@ class Trainer:
         self.recorder.clock(sample.local_ns, sample.offset_ns, sample.rtt_ns)
 
     def close(self) -> None:
-        """Collective. Write the trace's end; end MPI if this trainer began it."""
+        """Collective. Write the trace's end; end MPI if this trainer began it. A second call does nothing."""
+        if self._closed:
+            return
         self._synchronize_clocks()
         self.recorder.close()
         if self._owns_transport:
             self.transport.close()
+        self._closed = True
 
     def __enter__(self) -> Trainer:
         return self
@@ -353,5 +365,5 @@ class Trainer:
             self._end_the_job(error)
 
     def _end_the_job(self, error: BaseException) -> None:
-        if self._owns_transport and self.transport.size > 1:
+        if self._owns_transport and self.transport.size > 1 and not self._closed:
             end_job(self.transport, error)

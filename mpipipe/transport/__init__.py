@@ -5,12 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mpipipe.transport.loopback import LoopbackWorld, run_ranks, solo
-from mpipipe.transport.protocol import COLLECTIVE_TAG, MESSAGE_TAGS, Request, Transport
+from mpipipe.transport.protocol import COLLECTIVE_TAG, MEETING_TAG, MESSAGE_TAGS, Request, Transport
 
 if TYPE_CHECKING:
     from mpipipe.transport.mpi import MpiTransport
 
-__all__ = ["COLLECTIVE_TAG", "MESSAGE_TAGS", "LoopbackWorld", "Request", "Transport", "open_world", "run_ranks", "solo"]
+__all__ = [
+    "COLLECTIVE_TAG",
+    "MEETING_TAG",
+    "MESSAGE_TAGS",
+    "LoopbackWorld",
+    "Request",
+    "Transport",
+    "open_world",
+    "run_ranks",
+    "solo",
+]
 
 
 def open_world() -> MpiTransport:

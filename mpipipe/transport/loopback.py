@@ -107,7 +107,7 @@ class LoopbackWorld:
         self._pass_on(rank)
 
     def fail(self, error: TransportError) -> None:
-        """Wake every rank that waits: it raises ``error``."""
+        """Keep the first ``error``: every rank that waits raises it when its turn comes."""
         if self.failure is None:
             self.failure = error
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from mpipipe import environment
 from mpipipe.environment import OUTPUT_PASSES_WITHIN_S, check_world
 from mpipipe.errors import (
+    LauncherMismatchError,
     MessageMismatchError,
     MissingDependencyError,
     SetupError,
     TransportError,
     TransportTimeoutError,
 )
-from mpipipe.transport.protocol import COLLECTIVE_TAG, Request
+from mpipipe.transport.protocol import MEETING_TAG, Request
 from mpipipe.transport.waiting import Waiter
 
 if TYPE_CHECKING:
@@ -88,15 +91,14 @@ class MpiTransport:
         self.rank: int = self._comm.Get_rank()
         self.size: int = self._comm.Get_size()
         node = self._comm.Split_type(mpi.COMM_TYPE_SHARED)
-        self.local_rank: int = node.Get_rank()
         self.local_size: int = node.Get_size()
         node.Free()
         self.library: str = mpi.Get_library_version().split("\n")[0].strip().rstrip("\0")
         self._waiter = Waiter("auto", self.local_size, DEFAULT_TIMEOUT_S)
         self._closed = False
         tag_limit = self._comm.Get_attr(mpi.TAG_UB)
-        if tag_limit is not None and tag_limit < COLLECTIVE_TAG:
-            raise SetupError(f"this MPI library allows tags up to {tag_limit}; {COLLECTIVE_TAG} are needed")
+        if tag_limit is not None and tag_limit < MEETING_TAG:
+            raise SetupError(f"this MPI library allows tags up to {tag_limit}; {MEETING_TAG} are needed")
 
     def isend(self, memory: Memory, peer: int, tag: int) -> Request:
         comm = self._comm
@@ -140,10 +142,13 @@ class MpiTransport:
         if self._closed:
             return
         self._closed = True
-        self._comm.Barrier()
-        self._comm.Free()
-        if not self._mpi.Is_finalized():
-            self._mpi.Finalize()
+        try:
+            self._comm.Barrier()
+            self._comm.Free()
+            if not self._mpi.Is_finalized():
+                self._mpi.Finalize()
+        except self._mpi.Exception as error:
+            raise TransportError(f"MPI does not end: {error}", rank=self.rank) from error
 
 
 def _pieces(memory: Memory) -> list[Memory]:
@@ -160,19 +165,41 @@ def open_mpi_world() -> MpiTransport:
     """
     try:
         import mpi4py
-
-        mpi4py.rc.finalize = False
-        mpi4py.rc.thread_level = "serialized"
-        from mpi4py import MPI
     except ImportError as error:
         raise MissingDependencyError(
             f"mpi4py and an MPI library are needed to train ({error}). Install both with: pip install "
             "'mpipipe[train,mpi]'"
         ) from error
-    except RuntimeError as error:
+    mpi4py.rc.finalize = False
+    mpi4py.rc.thread_level = "serialized"
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError, OSError) as error:
         raise MissingDependencyError(
             f"mpi4py finds no MPI library ({error}). Load your cluster's MPI module, or: pip install 'mpipipe[mpi]'"
         ) from error
     transport = MpiTransport(MPI)
     check_world(transport.size)
     return transport
+
+
+def end_unopened(error: BaseException, tell: Callable[[], int]) -> int:
+    """Tell of an ``error`` of ``open_mpi_world`` and end the launch; the code to exit with.
+
+    ``tell`` reports the error and returns that code. The launcher's first process tells it for all. Another one that is
+    still there after a while is not one of all (one node lacks MPI, say): it tells its own, with a note of where it is,
+    and ends the others, which wait for it in ``MPI_Init``.
+    """
+    found = environment.launcher()
+    if found.rank:
+        time.sleep(environment.FIRST_RANK_TELLS_WITHIN_S)
+        if isinstance(error, LauncherMismatchError):  # never on one process alone
+            return error.exit_code
+        error.add_note(f"This is rank {found.rank}, on {environment.node_name()}.")
+    code = tell()
+    time.sleep(environment.OUTPUT_PASSES_WITHIN_S)
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() and mpi.COMM_WORLD.Get_size() > 1:
+        mpi.COMM_WORLD.Abort(code)
+    environment.end_launch(code)
+    return code

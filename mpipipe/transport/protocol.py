@@ -16,6 +16,9 @@ MESSAGE_TAGS = 32_000
 COLLECTIVE_TAG = 32_000
 """The tag of everything that ``mpipipe.collectives`` sends."""
 
+MEETING_TAG = 32_001
+"""The tag by which ranks meet after a fault: one of them may be alone with it, and the others in another exchange."""
+
 
 class Request(Protocol):
     """One send or receive under way."""

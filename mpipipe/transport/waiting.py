@@ -6,6 +6,8 @@ import os
 import time
 from collections.abc import Callable
 
+from mpipipe.environment import has_core_of_its_own
+
 _NAP_S = 50e-6
 _YIELD_S = 100e-6
 _SPINS_PER_LOOK = 64
@@ -15,14 +17,14 @@ class Waiter:
     """Tests a condition until it holds.
 
     ``spin`` tests without pause: lowest latency, one core a rank. ``yield`` gives the core away between tests and naps
-    50 us at a time after the first 100 us. ``auto`` spins only when every rank of the node has a core of its own.
+    50 us at a time after the first 100 us. ``auto`` spins where every rank of the node has a core of its own, and
+    yields elsewhere.
     """
 
     def __init__(self, policy: str, local_size: int, timeout_s: float) -> None:
         if policy not in ("auto", "spin", "yield"):
             raise ValueError(f"wait policy {policy!r}: one of auto, spin, yield")
-        cores = len(os.sched_getaffinity(0))
-        self.spins = policy == "spin" or (policy == "auto" and 1 < local_size <= cores)
+        self.spins = policy == "spin" or (policy == "auto" and has_core_of_its_own(local_size))
         self.timeout_s = timeout_s
 
     def wait(self, test: Callable[[], bool]) -> bool:

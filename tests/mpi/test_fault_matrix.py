@@ -100,7 +100,8 @@ def run_file(tmp_path: Path) -> Path:
         ("interrupt", "build", 0),
         ("exit", "data", 2),
         ("kill", "data", 0),
-        ("interrupt", "step", 1),
+        ("interrupt", "step", 2),
+        ("kill", "step", 0),
         ("kill", "step", 1),
         ("exit", "evaluation", 0),
         ("exception", "evaluation", 2),
@@ -141,10 +142,28 @@ def test_a_fault_after_the_status_is_written_ends_the_job(run_file: Path) -> Non
     assert _status(run_file) == ("done", 0)
 
 
-@pytest.mark.parametrize("ranks, rank_named", [("1", "This is rank 1, on "), ("0,1,2", None)])
-def test_ranks_without_mpi4py_end_the_launch(ranks: str, rank_named: str | None, run_file: Path) -> None:
-    """The ranks that have it wait in ``MPI_Init``; MPICH's launcher alone would let them."""
-    ended = start("without_mpi4py.py", ranks, run_file)
-    assert ended.returncode == 3
-    assert ended.stderr.count("mpi4py and an MPI library are needed to train") == 1
-    assert ("This is rank" not in ended.stderr) if rank_named is None else (rank_named in ended.stderr)
+@pytest.mark.parametrize(
+    "how, ranks, verb, code, rank_named",
+    [
+        ("missing", "0,1,2", "train", 3, None),
+        ("missing", "1", "script", 3, "This is rank 1, on "),
+        ("late", "0", "script", 1, None),
+        ("library", "0", "doctor", 3, None),
+    ],
+)
+def test_ranks_on_which_mpi_does_not_start_end_the_launch(
+    how: str, ranks: str, verb: str, code: int, rank_named: str | None, run_file: Path
+) -> None:
+    """The others wait in ``MPI_Init``; MPICH's launcher alone would let them."""
+    words = {
+        "missing": "mpi4py and an MPI library are needed to train",
+        "library": "mpi4py finds no MPI library (libmpi.so.12: cannot open shared object file)",
+        "late": "RuntimeError: asked for after MPI_Init",
+    }
+    ended = start("without_mpi4py.py", how, ranks, verb, *([run_file] if verb == "train" else []))
+    both = ended.stdout + ended.stderr
+    assert ended.returncode == code, both
+    assert both.count(words[how]) == 1, both
+    assert ("This is rank" not in both) if rank_named is None else (rank_named in both)
+    assert ("Traceback" in both) == (how == "late"), both
+    assert not list(run_file.with_name("run").iterdir())

@@ -97,6 +97,17 @@ def test_a_rank_that_is_killed_ends_the_job() -> None:
     assert ended.returncode != 0
 
 
+def test_a_batch_of_another_size_on_one_rank_ends_the_job() -> None:
+    """Each rank compares itself with the one before it; without that, all would wait for comm.timeout_s."""
+    ended = start(3, SCRIPT, "rows", "1", "MARKER")
+    assert ended.returncode == 1, ended.stderr
+    told = (
+        "rank 1 was given 6 sequences, rank 0 8: every rank calls the trainer",
+        "rank 2 was given 8 sequences, rank 1 6: every rank calls the trainer",
+    )
+    assert any(words in ended.stderr for words in told), ended.stderr
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("faults")

@@ -75,7 +75,7 @@ def test_interleaved_and_uneven_stages_follow_the_simulator(tmp_path: Path, synt
 
 
 def test_offset_drift_and_a_clock_set_back_are_corrected(tmp_path: Path, synthetic: ModuleType) -> None:
-    """B41: naive merging is off by seconds; a receive never ends before its send, no wait is negative."""
+    """Naive merging is off by seconds; a receive never ends before its send, no wait is negative."""
     wanted = summary(synthetic.make_run(tmp_path / "true").run_dir)
     clocks = {
         1: synthetic.Clock(set_back_at_ns=synthetic.EPOCH_NS + synthetic.STEP_NS + 12 * synthetic.MS,
@@ -107,7 +107,7 @@ def test_wrong_clocks_are_counted_as_receives_before_their_sends(tmp_path: Path,
 
 
 def test_a_killed_rank_leaves_its_steps_out_of_averages(tmp_path: Path, synthetic: ModuleType) -> None:
-    """B43: step 4 ends amid on rank 2, later ones do not exist there."""
+    """Step 4 ends amid on rank 2, later ones do not exist there."""
     synthetic.make_run(tmp_path, steps=6, unfinished={2: 3})
     found = summary(tmp_path)
     assert found["steps"] == [0, 1, 2, 3]

@@ -42,12 +42,15 @@ def save_over(folder, step, everything, ranks=2, chunks=1):
     return folder / f"step-{step:08d}"
 
 
+def kinds(tensors):
+    return {name: (array.shape, array.dtype.name) for name, array in tensors.items()}
+
+
 def restore_over(checkpoints_dir, everything, ranks=2, chunks=1, **options):
     """Each rank's (loaded, skipped)."""
 
     def work(transport):
-        shapes = {name: array.shape for name, array in owned(everything, transport.rank, ranks, chunks).items()}
-        return restore(transport, checkpoints_dir, shapes, **options)
+        return restore(transport, checkpoints_dir, kinds(owned(everything, transport.rank, ranks, chunks)), **options)
 
     return run_ranks(ranks, work)
 
@@ -159,9 +162,9 @@ def test_a_damaged_checkpoint_asked_for_by_name_is_an_error_on_all_ranks(tmp_pat
     flip_byte(tmp_path / "step-00000002", "/parameters/h.11.weight")
 
     def work(transport):
-        shapes = {name: array.shape for name, array in owned(everything, transport.rank, 2, 1).items()}
+        mine = kinds(owned(everything, transport.rank, 2, 1))
         with pytest.raises(CheckpointError) as caught:
-            restore(transport, tmp_path, shapes, folder=tmp_path / "step-00000002")
+            restore(transport, tmp_path, mine, folder=tmp_path / "step-00000002")
         return type(caught.value), str(caught.value), caught.value.seen_alike
 
     first, second = run_ranks(2, work)
@@ -193,7 +196,7 @@ def test_names_are_compared_strictly(tmp_path):
     save(solo(), tmp_path, 1, CheckpointState(tensors, {}, {"/parameters/wte": ("/parameters/head",)}, ""))
     manifest = files.read_manifest(tmp_path / "step-00000001")
     check_names(manifest, {"/parameters/wte", "/parameters/h.0"})
-    check_names(manifest, {"/parameters/head", "/parameters/h.0"}, {"/parameters/head": (4, 2)})
+    check_names(manifest, {"/parameters/head", "/parameters/h.0"}, {"/parameters/head": ((4, 2), "float64")})
     with pytest.raises(
         CheckpointMismatchError,
         match=r"the checkpoint lacks /parameters/h0 \(nearest: /parameters/h.0\); the checkpoint also holds",
@@ -204,6 +207,10 @@ def test_names_are_compared_strictly(tmp_path):
     with pytest.raises(
         CheckpointMismatchError, match=r"/parameters/head is \(4, 2\) in the checkpoint and \(2, 4\) in the model"
     ):
-        check_names(manifest, {"/parameters/head", "/parameters/h.0"}, {"/parameters/head": (2, 4)})
+        check_names(manifest, {"/parameters/head", "/parameters/h.0"}, {"/parameters/head": ((2, 4), "float64")})
+    with pytest.raises(
+        CheckpointMismatchError, match=r"/parameters/head is float64 in the checkpoint and float32 in the model"
+    ):
+        check_names(manifest, {"/parameters/head", "/parameters/h.0"}, {"/parameters/head": ((4, 2), "float32")})
     with pytest.raises(CheckpointMismatchError, match=r"x4 and 2 more"):
         check_names(manifest, {"/parameters/wte", "/parameters/h.0", *(f"x{number}" for number in range(7))})

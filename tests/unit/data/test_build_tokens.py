@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from mpipipe.data import build_byte_tokens, byte_entropies
+from mpipipe.data import build_byte_tokens, build_tokens, byte_entropies
 from mpipipe.errors import DataError
 from mpipipe.formats.tokens import TokensFile
 
@@ -149,3 +149,25 @@ def test_entropies_refuse() -> None:
         byte_entropies(np.array([1, 256]))
     with pytest.raises(DataError, match="token id -3 is no byte"):
         byte_entropies(np.array([1, -3]))
+
+
+def test_a_text_that_is_named_as_output_stays(tmp_path: Path) -> None:
+    text, *_ = corpus(tmp_path, b"hello")
+    (tmp_path / "link.txt").symlink_to(text)
+    other = tmp_path / "other.h5"
+    for output, validation in ((text, None), (tmp_path / "link.txt", None), (other, text)):
+        every = 0 if validation is None else 2
+        with pytest.raises(DataError, match="is to be read and to be written"):
+            build_tokens([text], output, validation=validation, validation_every=every, overwrite=True)
+    with pytest.raises(DataError, match="is to be read and to be written"):
+        build_tokens([text], tmp_path / "bpe.json", tokenizer=tmp_path / "bpe.json")
+    assert text.read_bytes() == b"hello"
+    assert not other.exists()
+
+
+def test_a_fault_in_the_validation_half_leaves_nothing(tmp_path: Path) -> None:
+    paths = corpus(tmp_path, b"a", b"b", b"c")
+    train, validation = tmp_path / "train.h5", tmp_path / "no" / "validation.h5"
+    with pytest.raises(DataError, match="there is no folder"):
+        build_tokens(paths, train, validation=validation, validation_every=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0.txt", "1.txt", "2.txt"]

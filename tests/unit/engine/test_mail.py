@@ -8,7 +8,7 @@ import torch
 from spying import Spy
 from torch import nn
 
-from mpipipe.engine.messages import RECEIVES_AHEAD
+from mpipipe.engine.messages import RECEIVES_AHEAD, SIZES_KEPT
 from mpipipe.errors import MessageMismatchError
 from mpipipe.trainer import Trainer
 from mpipipe.transport import Transport, run_ranks
@@ -114,6 +114,25 @@ def test_another_output_shape_for_the_same_input_shape_is_an_error() -> None:
     assert any("rank 0 at 0SEND_F0" in note for note in caught.value.__notes__)
 
 
+def test_an_output_shape_that_hangs_on_the_contents_is_told_in_the_first_step_already() -> None:
+    """Two microbatches of one step, cut by a layer to their own longest row: not the transport's word for it."""
+
+    class Cut(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x[:, : int((x != 0).sum(1).max())]
+
+    inputs = torch.ones(4, 9)
+    inputs[2:, 5:] = 0.0
+
+    def work(transport: Transport) -> None:
+        layers = [Cut, lambda: nn.LayerNorm(9), nn.Identity]
+        trainer = Trainer(little.config(microbatch=2), layers, little.square_loss, transport=transport)
+        trainer.step((inputs, inputs))
+
+    with pytest.raises(MessageMismatchError, match=r"0SEND_F1 has shape \(2, 5\).*had \(2, 9\).*input's shape only"):
+        run_ranks(3, work)
+
+
 @pytest.mark.parametrize("output", [torch.int64, torch.bool])
 def test_only_floating_point_goes_between_stages(output: torch.dtype) -> None:
     class Whole(nn.Module):
@@ -146,3 +165,28 @@ def test_buffers_are_used_again_and_few_receives_are_open(schedule: str, chunks:
         assert len(set(allocated[2:])) == 1, allocated
         assert most_open <= RECEIVES_AHEAD + 1
     assert any(most_open > 1 for _, most_open in run_ranks(p, work))
+
+
+@pytest.mark.parametrize("schedule, chunks", [("1f1b", 1), ("interleaved", 2)])
+def test_sequences_of_ever_new_lengths_do_not_pile_up_buffers(schedule: str, chunks: int) -> None:
+    """With a free list for every size that was ever seen, a training on texts of all lengths grew to no end."""
+
+    def work(transport: Transport) -> tuple[int, int, bool]:
+        config = little.config(schedule=schedule, chunks=chunks)
+        trainer = Trainer(config, chain(2 * chunks), little.square_loss, transport=transport)
+        pool = trainer._engine.mail.pool
+        trainer.step(little.batch(0, 4, 1, little.WIDTH))
+        of_one_size, most = pool.allocated_buffers, 0
+        for length in [*range(2, 4 * SIZES_KEPT), *range(4 * SIZES_KEPT, 2, -1)]:
+            trainer.step(little.batch(length, 4, length, little.WIDTH))
+            most = max(most, pool.allocated_buffers)
+        for step in range(2):  # steady from the second on
+            trainer.step(little.batch(step, 4, 5, little.WIDTH))
+        before = pool.allocated_buffers
+        trainer.step(little.batch(9, 4, 5, little.WIDTH))
+        return of_one_size, most, pool.allocated_buffers == before
+
+    for of_one_size, most, steady in run_ranks(2, work):
+        assert of_one_size > 0
+        assert most <= (SIZES_KEPT + 2) * of_one_size
+        assert steady

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import threading
 
 import pytest
 
@@ -10,6 +12,7 @@ from mpipipe.environment import (
     LauncherInfo,
     available_cores,
     check_world,
+    end_launch,
     launcher,
     node_name,
     software_versions,
@@ -109,3 +112,27 @@ def test_versions():
     assert versions["numpy"]
     assert versions["h5py"]
     assert set(versions) >= {"python", "torch", "mpi4py", "cupy"}
+
+
+def test_the_greeting_to_a_pmi_launcher_goes_alone():
+    """SLURM reads 64 bytes for it: an abort that came along would be lost."""
+    reader, writer = socket.socketpair()
+    heard = []
+
+    def launcher_side() -> None:
+        heard.append(reader.recv(64))
+        reader.sendall(b"cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0\n")
+        heard.append(reader.recv(64))
+        reader.close()
+
+    thread = threading.Thread(target=launcher_side)
+    thread.start()
+    with writer:
+        end_launch(3, {"PMI_FD": str(writer.fileno())})
+        thread.join()
+    assert heard == [b"cmd=init pmi_version=1 pmi_subversion=1\n", b"cmd=abort exitcode=3\n"]
+
+
+@pytest.mark.parametrize("environ", [{}, {"PMI_FD": "-1"}, {"PMI_FD": "999999"}, {"PMI_FD": "no"}])
+def test_without_a_pmi_launcher_nothing_is_asked(environ):
+    end_launch(3, environ)

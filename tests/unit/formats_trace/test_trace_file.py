@@ -283,3 +283,37 @@ def test_rows_that_never_reached_the_disk_are_not_taken_for_events(tmp_path: Pat
     found = read_trace(copy)
     assert len(found.events) == 20_000 - 8092
     assert any("8092 of 20000 rows lost, the first of them row 8292" in text for text in found.warnings)
+
+
+def test_an_odd_failure_of_the_copy_leaves_the_rows_and_no_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "rank-00003.h5"
+    writer = _write(path, 9000, close=False)
+
+    def torn(source: object, target: Path, rows: int) -> None:
+        target.write_bytes(b"half")
+        raise ValueError("h5py: not a file")
+
+    monkeypatch.setattr(trace, "_rewrite", torn)
+    writer.close()
+    assert [name.name for name in tmp_path.iterdir()] == [path.name]
+    assert np.array_equal(read_trace(path).events, _events(9000))
+
+
+def test_a_flush_that_fails_closes_the_file_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = _write(tmp_path / "rank-00003.h5", 10, close=False)
+
+    def full() -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(writer, "flush", full)
+    with pytest.raises(OSError, match="No space left"):
+        writer.close()
+    assert not writer._file  # h5py's word for a closed file
+
+
+def test_a_header_that_can_not_be_kept_leaves_no_file(tmp_path: Path) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        TraceWriter(tmp_path / "rank-00003.h5", {**HEADER, "config": "a\0b"})
+    assert list(tmp_path.iterdir()) == []

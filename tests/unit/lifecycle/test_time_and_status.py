@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from mpipipe.errors import (
     TopologyError,
     TransportTimeoutError,
 )
-from mpipipe.lifecycle import TimeLimit, write_status
+from mpipipe.lifecycle import RunLock, TimeLimit, write_status
 
 
 @pytest.fixture
@@ -93,3 +94,18 @@ def test_every_error_has_the_exit_code_that_the_command_line_gives(kind: type[Mp
     assert kind.exit_code == code
     assert exit_code(kind("text")) == code
     assert exit_code(OSError("text")) == 1
+
+
+def test_a_lock_that_can_not_say_who_holds_it_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / ".lock"
+
+    def full(descriptor: int, data: bytes, offset: int) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(OSError, match="No space left"):
+            RunLock(path).acquire()
+    other = RunLock(path)
+    assert other.acquire() is None
+    other.release()

@@ -49,7 +49,7 @@ def test_runs_of_a_step_or_two(schedule: str, steps: int, warmup: int) -> None:
 
 
 def test_the_rate_that_is_reported_is_the_one_that_is_used() -> None:
-    """B31: read from the size of the update, weight_decay 0 and one weight whose gradient never changes sign."""
+    """Read from the size of the update, weight_decay 0 and one weight whose gradient never changes sign."""
     from mpipipe.trainer import Trainer
     from mpipipe.transport import solo
 

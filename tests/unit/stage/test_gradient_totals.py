@@ -46,7 +46,7 @@ def test_the_first_gradient_is_copied_and_not_kept() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_totals_are_float32_whatever_comes(dtype: torch.dtype) -> None:
-    """B07: 300 times 1 in bfloat16 stops at 256."""
+    """300 times 1 in bfloat16 stops at 256."""
     gradient = Gradient(torch.zeros(2, dtype=dtype))
     for _ in range(300):
         gradient.add(torch.ones(2, dtype=dtype))

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from mpipipe.device import ALIGNMENT, HostDevice
+from mpipipe.errors import EngineError
 from mpipipe.model import Draw
 from mpipipe.stage import MicrobatchKey, Stage, StageLayer
 
@@ -270,3 +271,66 @@ def test_the_batch_itself_stays_as_it_is() -> None:
     step(stage_of(chain(2)), given, target)
     assert given.grad is None
     assert torch.equal(given.detach(), inputs)
+
+
+class ToFrequencies(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.rfft(x)
+
+
+class FromFrequencies(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.irfft(x, n=16)
+
+
+def test_the_gradient_passes_layers_of_complex_numbers() -> None:
+    torch.manual_seed(3)
+    modules = [nn.Linear(16, 16), ToFrequencies(), FromFrequencies(), nn.Linear(16, 16)]
+    inputs, target = data()
+    stage = stage_of(modules)
+    step(stage, inputs, target)
+    want = expected(modules, inputs, target)
+    found = totals(stage)
+    assert float(want["0.weight"].abs().max()) > 0
+    for name, value in want.items():
+        torch.testing.assert_close(found[name], value)
+
+
+@pytest.mark.parametrize(
+    "count, taken",
+    [
+        (4, 4),
+        (torch.tensor(4), 4),
+        (torch.tensor([4.0]), 4),
+        (torch.tensor(0.0), 0),
+        (torch.tensor(2.75), None),
+        (torch.tensor(-1), None),
+        (torch.tensor(torch.nan), None),
+        (torch.ones(2), None),
+        (None, None),
+    ],
+)
+def test_what_is_counted_is_a_whole_number(count: object, taken: int | None) -> None:
+    """B02: a sum of weights such as 2.75 would be cut to 2, and the loss be too large by that, in silence."""
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, object]:
+        return little.square_loss(output, target)[0], count
+
+    if taken is not None:
+        assert step(stage_of(chain(1), loss), *data())[2] == taken
+        return
+    with pytest.raises(EngineError, match=r"loss function (returned a sum over|must return)"):
+        step(stage_of(chain(1), loss), *data())
+
+
+def test_a_loss_without_a_gradient_is_refused_and_not_trained_on() -> None:
+    """A step would go on with zeros, and the loss would stay where it is."""
+
+    def detached(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, int]:
+        return little.square_loss(output.detach(), target)
+
+    stage = stage_of(chain(1), detached)
+    with pytest.raises(EngineError, match="sum over 4 items has no gradient"):
+        step(stage, *data())
+    output = stage.evaluate(data()[0], MicrobatchKey(0, None))
+    assert stage.loss(0, output, data()[1], keep=False)[1] == 4

@@ -55,9 +55,8 @@ def test_sums_of_a_step_with_and_without_a_file(tmp_path: Path) -> None:
         for step in (1, 2):
             _step(recorder, step)
             assert recorder.busy_ns == 40 + 90 + 3 + 2
-            assert (recorder.first_start_ns, recorder.last_end_ns) == (10, 170)
         recorder.begin_step(3, 4)
-        assert (recorder.busy_ns, recorder.first_start_ns, recorder.last_end_ns) == (0, 0, 0)
+        assert recorder.busy_ns == 0
         recorder.clock(1, 2, 3)
         recorder.close()
         recorder.close()
@@ -77,7 +76,8 @@ def test_a_full_buffer_goes_to_the_file(tmp_path: Path) -> None:
     recorder.begin_step(0, 0)
     for index in range(21):
         recorder.record(EventKind.F, index + 1, index + 2, row=index)
-    assert writer.num_events == 16
+    writer.flush()
+    assert len(read_trace(writer.part).events) == 16
     recorder.close(complete=False)
     found = read_trace(writer.path)
     assert np.array_equal(found.events["row"], np.arange(21))
@@ -117,15 +117,21 @@ def test_training_goes_on_when_the_file_can_not_be_written(caplog: pytest.LogCap
 
 
 def test_recording_is_cheap(tmp_path: Path) -> None:
-    """About 0.35 us on a quiet core; the bound leaves room for a slow or shared machine."""
+    """About 0.35 us on a quiet core, most of it for the packing of the record; measured against that, since machines
+    differ and are shared.
+    """
     recorder = Recorder(TraceWriter(tmp_path / "rank-00000.h5", HEADER), capacity=4096)
-    best = 1e9
+    buffer = bytearray(EVENT_STRUCT.size)
+    record, packed = 1e9, 1e9
     for _ in range(10):
         recorder.begin_step(0, 0)
         start = time.perf_counter_ns()
         for row in range(2000):
             recorder.record(4, start, start + 5, row, 3, 0, row, 2, 4096, row, 1)
-        best = min(best, (time.perf_counter_ns() - start) / 2000)
+        middle = time.perf_counter_ns()
+        for row in range(2000):
+            EVENT_STRUCT.pack_into(buffer, 0, start, start + 5, 4096, -1, 0, row, row, 2, row, 0, 3, 1, 0, 4)
+        record, packed = min(record, middle - start), min(packed, time.perf_counter_ns() - middle)
         recorder.flush()
     recorder.close()
-    assert best < 3000
+    assert record < 3 * packed

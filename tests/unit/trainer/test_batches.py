@@ -145,3 +145,22 @@ def test_nested_batches_train_alike_on_any_ranks(p: int, schedule: str, chunks: 
         )
 
     little.assert_same(run(p, schedule=schedule, chunks=chunks), run(1))
+
+
+class ToFrequencies(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.rfft(x)
+
+
+class FromFrequencies(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.irfft(x, n=little.WIDTH)
+
+
+def test_complex_numbers_travel_between_ranks() -> None:
+    def layers() -> list[object]:
+        return [little.linear(), ToFrequencies, FromFrequencies, little.linear()]
+
+    one = little.train_on(1, layers, little.config(), [little.batch(0), little.batch(1)])
+    for p in (2, 4):
+        little.assert_same(little.train_on(p, layers, little.config(), [little.batch(0), little.batch(1)]), one)

@@ -6,18 +6,21 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import tiny
 
 from mpipipe.data import build_byte_tokens
-from mpipipe.errors import ConfigError
+from mpipipe.errors import CheckpointError, ConfigError, DataError, MpipipeError
 from mpipipe.formats.checkpoint import find_problems, list_checkpoints, read_manifest
 from mpipipe.formats.paths import RunPaths
 from mpipipe.lifecycle import write_status
-from mpipipe.trainer import TrainOutcome, train_run
-from mpipipe.transport import run_ranks
+from mpipipe.trainer import TrainOutcome, eval_run, train_run
+from mpipipe.trainer.folder import on_first_rank
+from mpipipe.transport import Transport, run_ranks
 
 
 def start(p: int, folder: Path, resume: str | None = None, **keys: object) -> TrainOutcome:
@@ -98,6 +101,35 @@ def test_other_data_at_a_resume_is_said(tmp_path: Path, caplog: pytest.LogCaptur
     assert sum("data.train was" in record.message for record in caplog.records) == 1
 
 
+def test_another_order_of_the_data_at_a_resume_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    start(2, tmp_path)
+    with caplog.at_level(logging.WARNING):
+        start(2, tmp_path, run__steps=5, data__shuffle=False)
+    said = [record.message for record in caplog.records if "data.shuffle" in record.message]
+    assert said == ["data.shuffle was true when step-00000004 was saved, and is false now"]
+
+
+@pytest.mark.parametrize("verb", [train_run, eval_run])
+def test_a_data_file_that_one_node_lacks_is_told_on_all_ranks(
+    verb: Callable[..., object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(2, tmp_path)
+    tokens = str(tmp_path / "tokens.h5")
+    absent = tmp_path / "absent.h5"
+
+    def work(transport: Transport) -> tuple[str, bool, list[str]]:
+        mine = str(absent) if transport.rank == 1 else tokens
+        keys = {"data__train": [mine], "data__validation": [mine]}
+        config = tiny.config(run_dir=str(tmp_path / "run2"), model__vocab=256, **keys)
+        with pytest.raises(DataError, match=r"absent\.h5 does not exist") as caught:
+            verb(config, transport)
+        return str(caught.value), caught.value.seen_alike, caught.value.__notes__
+
+    found = run_ranks(3, work)
+    assert [one == found[0] for one in found] == [True] * 3
+    assert found[0][1:] == (True, ["Seen on rank 1 only, of 3 ranks."])
+
+
 def test_a_status_is_json_whatever_the_loss(tmp_path: Path) -> None:
     write_status(tmp_path / "status.json", "done", exit_code=0, loss=float("nan"), step=3)
 
@@ -106,3 +138,41 @@ def test_a_status_is_json_whatever_the_loss(tmp_path: Path) -> None:
 
     status = json.loads((tmp_path / "status.json").read_text(), parse_constant=refuse)
     assert (status["loss"], status["step"]) == (None, 3)
+
+
+def test_a_resume_from_another_run_does_not_write_over_the_records_of_this_one(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        start(2, tmp_path / name)
+    paths = RunPaths(tmp_path / "other" / "run")
+    before = paths.metrics.read_text()
+    with pytest.raises(ConfigError, match=r"holds a run already, .*another run\.dir"):
+        start(2, tmp_path / "other", resume=str(RunPaths(tmp_path / "one" / "run").checkpoint(1)))
+    assert paths.metrics.read_text() == before
+    assert paths.checkpoint_steps() == (1, 2, 3, 4)
+
+
+def test_a_checkpoint_folder_of_any_name_can_be_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start(2, tmp_path)
+    checkpoints = RunPaths(tmp_path / "run").checkpoints
+    (checkpoints / "step-00000004").rename(checkpoints / "best")
+    for step in (3, 2):
+        shutil.rmtree(RunPaths(tmp_path / "run").checkpoint(step))
+    monkeypatch.chdir(checkpoints / "best")
+    assert start(2, tmp_path, resume=".", run__steps=5).step == 5
+
+
+@pytest.mark.parametrize("error", [ValueError("odd"), OSError("gone"), CheckpointError("torn")])
+def test_any_fault_of_rank_0_alone_in_the_folder_is_the_same_on_all(error: Exception, tmp_path: Path) -> None:
+    def fail() -> None:
+        raise error
+
+    def work(transport: Transport) -> tuple[type, str, bool]:
+        with pytest.raises(MpipipeError) as caught:
+            on_first_rank(transport, RunPaths(tmp_path), fail)
+        return type(caught.value), str(caught.value), caught.value.seen_alike
+
+    found = run_ranks(3, work)
+    assert len(set(found)) == 1
+    assert str(error) in found[0][1]
+    assert found[0][2]

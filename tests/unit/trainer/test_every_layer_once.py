@@ -19,7 +19,10 @@ def test_layers_that_do_not_divide(count: int) -> None:
     config = little.config(optimizer__lr=1e-4)
     batches = [little.batch(0)]
     expected = little.train_on(1, lambda: layers(count), config, batches)
-    for p, schedule, chunks in [(3, "1f1b", 1), (4, "1f1b", 1), (2, "interleaved", 2), (3, "gpipe", 1)]:
+    cuts = [(3, "1f1b", 1), (4, "1f1b", 1), (3, "gpipe", 1), *((p, "interleaved", 2) for p in (2, 3, 4))]
+    for p, schedule, chunks in cuts:
+        if p * chunks > count:
+            continue  # refused: test_more_stages_than_layers_are_refused_alike
         found = little.train_on(
             p, lambda: layers(count), little.config(optimizer__lr=1e-4, schedule=schedule, chunks=chunks), batches
         )
@@ -38,16 +41,15 @@ def test_all_ranks_know_the_same_list_of_parameters() -> None:
         assert all(found == expected for found in run_ranks(p, names))
 
 
-@pytest.mark.parametrize(
-    "schedule, chunks",
-    [("naive", 1), ("naive", 2), ("gpipe", 1), ("gpipe", 3), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3)],
-)
+@pytest.mark.parametrize("schedule, chunks", [("1f1b", 1), ("interleaved", 3)])
 def test_every_number_of_microbatches_runs_on_any_ranks(schedule: str, chunks: int) -> None:
-    """Fewer microbatches than ranks, none dividing, and more; loopback finds a hang at once."""
-    for m in range(1, 10):
+    """Fewer microbatches than ranks, none dividing, and more, of a user's own layers; loopback finds a hang at once.
+    Every schedule and number is in tests/test_grid.py.
+    """
+    for m in (1, 2, 3, 5, 8):
         batches = [little.batch(m, m)]
         expected = little.train_on(1, lambda: layers(12), little.config(), batches)
-        for p in (1, 2, 3, 4):
+        for p in (3, 4):
             config = little.config(schedule=schedule, chunks=chunks)
             little.assert_same(little.train_on(p, lambda: layers(12), config, batches), expected)
 

@@ -1,4 +1,4 @@
-"""B15: parts of a model that are not trained, and ranks that have nothing to train."""
+"""Parts of a model that are not trained, and ranks that have nothing to train."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from torch import nn
 from mpipipe.errors import CheckpointError, ConfigError
 from mpipipe.trainer import Trainer
 from mpipipe.transport import Transport, run_ranks, solo
+from mpipipe.transport.loopback import LoopbackTransport, LoopbackWorld
 
 
 @pytest.mark.parametrize("p", [1, 2, 3])
@@ -253,6 +254,63 @@ def test_another_model_is_refused_alike(tmp_path: Path) -> None:
     assert len(set(run_ranks(2, other))) == 1
 
 
+class Frozen(nn.Module):
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.linear = nn.Linear(little.WIDTH, little.WIDTH)
+        self.register_buffer("kept", torch.full((2,), 1.5, dtype=dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x)
+
+
+def test_a_tensor_of_another_type_is_refused_alike(tmp_path: Path) -> None:
+    """The bits of a bfloat16 1.5 read as a whole number are 16320."""
+    config = little.config(run_dir=str(tmp_path))
+
+    def open_trainer(dtype: torch.dtype, transport: Transport) -> Trainer:
+        layers = [little.linear(), lambda: Frozen(dtype)]
+        return Trainer(config, layers, little.square_loss, transport=transport)
+
+    def other(transport: Transport) -> str:
+        trainer = open_trainer(torch.float32, transport)
+        with pytest.raises(CheckpointError, match=r"1\.kept is bfloat16 in the checkpoint and float32") as caught:
+            trainer.restore()
+        return str(caught.value)
+
+    run_ranks(2, lambda transport: open_trainer(torch.bfloat16, transport).save())
+    assert len(set(run_ranks(2, other))) == 1
+    assert run_ranks(2, lambda transport: open_trainer(torch.bfloat16, transport).restore()) == [0, 0]
+
+
+class Patience(LoopbackTransport):
+    """Notes the time limit of its waits."""
+
+    timeout_s = 0.0
+
+    def configure(self, *, timeout_s: float, wait: str) -> None:
+        self.timeout_s = timeout_s
+
+
+@pytest.mark.parametrize("what", ["save", "prune", "restore"])
+def test_ranks_wait_longer_for_files_than_for_messages(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport = Patience(LoopbackWorld(1), 0)
+    config = little.config(run_dir=str(tmp_path), comm__timeout_s=7.0, checkpoint__keep_last=1)
+    trainer = Trainer(config, [little.linear()], little.square_loss, transport=transport)
+    seen = []
+
+    def fail(*given: object, **named: object) -> None:
+        seen.append(transport.timeout_s)
+        raise KeyError("a fault")
+
+    monkeypatch.setattr(f"mpipipe.checkpoint.{what}", fail)
+    with pytest.raises(KeyError):
+        trainer.restore() if what == "restore" else trainer.save()
+    assert (seen, transport.timeout_s) == ([3600.0], 7.0)
+
+
 def test_a_step_may_have_fewer_or_more_sequences_than_the_run_file_says() -> None:
     """m follows the batch."""
     batches = [little.batch(0, rows) for rows in (4, 1, 9, 4)]
@@ -263,39 +321,3 @@ def test_a_step_may_have_fewer_or_more_sequences_than_the_run_file_says() -> Non
     expected = little.train_on(1, layers, little.config(microbatch=2), batches)
     for p in (2, 3):
         little.assert_same(little.train_on(p, layers, little.config(microbatch=2), batches), expected)
-
-
-class SecondOfTwo:
-    """A transport that notes with which code the job is ended."""
-
-    rank, size = 1, 2
-
-    def __init__(self) -> None:
-        self.ended_with: list[int] = []
-
-    def abort(self, code: int) -> None:
-        self.ended_with.append(code)
-
-
-@pytest.mark.parametrize("in_the_block, told", [(None, "OSError: no room"), (ValueError("mine"), "ValueError: mine")])
-def test_an_error_while_the_trainer_closes_ends_the_job(
-    in_the_block: Exception | None, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Left to the interpreter's end, a thread of the user would keep the rank, and the rank all others."""
-
-    def full(recorder: object, complete: bool = True) -> None:
-        raise OSError("no room")
-
-    made = Trainer(little.config(), [little.linear()], little.square_loss, transport=solo())
-    world = SecondOfTwo()
-    monkeypatch.setattr(made, "transport", world)
-    monkeypatch.setattr(made, "_owns_transport", True)
-    monkeypatch.setattr(made, "_synchronize_clocks", lambda: None)
-    monkeypatch.setattr("mpipipe.trainer.trainer.Recorder.close", full)
-    made.__enter__()
-    with pytest.raises(OSError, match="no room"):
-        made.__exit__(None if in_the_block is None else type(in_the_block), in_the_block, None)
-    assert world.ended_with == [1]
-    said = capsys.readouterr().err
-    assert said.startswith("mpipipe: rank 1 failed, the job ends\n")
-    assert said.endswith(told + "\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mpipipe.errors import ConfigError
-from mpipipe.units import format_bytes, format_seconds, parse_duration, parse_size
+from mpipipe.units import format_bytes, format_seconds, parse_duration
 
 
 @pytest.mark.parametrize(
@@ -20,20 +20,6 @@ def test_duration(text, seconds):
 def test_no_duration(text):
     with pytest.raises(ConfigError, match="duration"):
         parse_duration(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "nbytes"),
-    [("80GiB", 80 * 2**30), ("1.5 GB", 1_500_000_000), ("512B", 512), ("64kB", 64_000), ("1TiB", 2**40)],
-)
-def test_size(text, nbytes):
-    assert parse_size(text) == nbytes
-
-
-@pytest.mark.parametrize("text", ["", "80", "80G", "GiB", "-1GiB", "0B", "1e3MB", "80 gib", "9" * 400 + "B"])
-def test_no_size(text):
-    with pytest.raises(ConfigError, match="size"):
-        parse_size(text)
 
 
 @pytest.mark.parametrize(

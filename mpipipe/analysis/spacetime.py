@@ -15,7 +15,7 @@ from mpipipe.analysis.summary import averaged_steps, measured_bubble, measured_c
 from mpipipe.errors import MissingDependencyError, TraceFormatError
 from mpipipe.formats.trace import COMPUTE_KINDS, LAST_COMPUTE_KIND, LAST_PIPELINE_KIND, EventKind
 from mpipipe.schedule import Kind, ScheduleTable, Simulation, simulate
-from mpipipe.schedule.draw.png import shade
+from mpipipe.schedule.draw.colours import STYLES, shade
 
 _IDLE = "#f2f2f2"
 _HATCH = "#bdbdbd"
@@ -82,8 +82,8 @@ def draw_spacetime(segment: Segment, step: int, path: str | Path, *, note: str =
     lower.set_xlabel(f"{unit} since the step's first action (number: microbatch{shades}; dashed: end of the pipeline)")
     _legend(figure, segment, step, table)
     figure.draw_without_rendering()  # lays out: the numbers need the width of the axes
-    _numbers(upper, above, table.v)
-    _numbers(lower, below, table.v)
+    _numbers(upper, above)
+    _numbers(lower, below)
     figure.savefig(path, format="png")
 
 
@@ -94,7 +94,7 @@ class _Box(NamedTuple):
     width: float
     place: int
     microbatch: int
-    chunk: int
+    ink: str
 
 
 def _measured(
@@ -121,7 +121,7 @@ def _measured(
             axes.broken_barh(spans[chosen], box, facecolor=colour, edgecolor="white", linewidth=edge)
     axes.broken_barh(spans[kinds == EventKind.SEND_POST], box, facecolor=_SEND, linewidth=0)
     return [
-        _Box(float(t0[at]), float(length[at]), place, int(events["microbatch"][at]), int(chunks[at]))
+        _Box(float(t0[at]), float(length[at]), place, int(events["microbatch"][at]), STYLES[Kind(int(kinds[at]))].ink)
         for at in np.flatnonzero(kinds <= LAST_COMPUTE_KIND).tolist()
     ]
 
@@ -147,12 +147,12 @@ def _simulated(axes: Any, simulation: Simulation, scale: float) -> list[_Box]:
                 axes.broken_barh(
                     spans[chosen], (rank - _BAR / 2, _BAR), facecolor=colour, edgecolor="white", linewidth=edge
                 )
-        for (left, width), chunk, microbatch in zip(spans, chunks, table.microbatches[row], strict=True):
-            boxes.append(_Box(float(left), float(width), rank, int(microbatch), int(chunk)))
+        for (left, width), kind, microbatch in zip(spans, table.kinds[row], table.microbatches[row], strict=True):
+            boxes.append(_Box(float(left), float(width), rank, int(microbatch), STYLES[Kind(int(kind))].ink))
     return boxes
 
 
-def _numbers(axes: Any, boxes: list[_Box], v: int) -> None:
+def _numbers(axes: Any, boxes: list[_Box]) -> None:
     """The microbatch in each box that is wide enough for it; the axes are laid out already."""
     window = axes.get_window_extent()
     points = 72 / axes.figure.dpi
@@ -161,7 +161,6 @@ def _numbers(axes: Any, boxes: list[_Box], v: int) -> None:
     sizes = number_sizes([(box.width * per_unit, box.microbatch) for box in boxes])
     for box, font in zip(boxes, sizes, strict=True):
         if font and font <= row:
-            light = v > 1 and box.chunk < (v - 1) / 2
             axes.text(
                 box.left + box.width / 2,
                 box.place,
@@ -169,7 +168,7 @@ def _numbers(axes: Any, boxes: list[_Box], v: int) -> None:
                 ha="center",
                 va="center_baseline",
                 fontsize=font,
-                color="black" if light else "white",
+                color=box.ink,
                 clip_on=True,
             )
 

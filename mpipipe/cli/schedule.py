@@ -11,6 +11,8 @@ import typer
 from mpipipe.cli.options import Json, Output, new_group
 from mpipipe.cli.output import print_json
 from mpipipe.cli.schedule_check import check, compare, figures_text
+from mpipipe.cli.schedule_hints import fitted, remarks
+from mpipipe.cli.schedule_pictures import PICTURES, Against, Colour, check_against, picture_text, wants_colour
 from mpipipe.cli.schedule_search import search
 from mpipipe.errors import ConfigError, TableFileError
 
@@ -22,7 +24,10 @@ app.command()(check)
 app.command()(compare)
 app.command()(search)
 
-_ENDINGS = {".txt": "text", ".csv": "csv", ".json": "json", ".png": "png", ".h5": "h5", ".hdf5": "h5"}
+_ENDINGS = {
+    ".txt": "text", ".csv": "csv", ".json": "json", ".png": "png", ".svg": "svg", ".html": "html", ".htm": "html",
+    ".h5": "h5", ".hdf5": "h5",
+}  # fmt: skip
 _NEED_A_FILE = {"png": "a picture needs a file", "h5": "HDF5 needs a file"}
 _MOST = 1_000_000
 _Cost = Annotated[str, typer.Option("--cost", metavar="F=1,I=1,W=1", help="Durations of one chunk; B takes I + W.")]
@@ -72,22 +77,31 @@ def show(
     cost: _Cost = "",
     latency: _Latency = 0.0,
     form: Annotated[
-        Literal["text", "csv", "torch-csv", "torch-comms-csv", "json", "png", "h5", "chrome"] | None,
+        Literal["text", "csv", "torch-csv", "torch-comms-csv", "json", "png", "svg", "html", "h5", "chrome"] | None,
         typer.Option("--format", help="Default: by the ending of the output file, else text.", show_default=False),
     ] = None,
     output: Output = None,
+    against: Against = "",
+    colour: Colour = "auto",
     as_json: Json = False,
 ) -> None:
     """Draw a schedule and give its figures."""
-    from mpipipe.schedule import simulate
+    from mpipipe.schedule import draw_text, simulate
 
     chosen = _format(form, output, as_json)
+    check_against(against, chosen)
     table = find_table(name, ranks=ranks, microbatches=microbatches, chunks=chunks)
     simulation = simulate(table, parse_costs(cost), latency)
+    text = None
+    if chosen == "text":
+        drawn = draw_text(table, simulation, colour=wants_colour(colour, output))
+        text = "\n".join([fitted(drawn, output), figures_text(simulation), *remarks(table), ""])
+    elif chosen in PICTURES:
+        text = picture_text(chosen, table, simulation, against, chunks=chunks)
     if output is None:
-        print(_text(chosen, table, simulation), end="", flush=True)
+        print(_text(chosen, table, simulation) if text is None else text, end="", flush=True)
     else:
-        _write(output, chosen, table, simulation, key="-o")
+        _write(output, chosen, table, simulation, key="-o", text=text)
         if not as_json:
             print(output)
 
@@ -182,20 +196,21 @@ def _format(form: str | None, output: Path | None, as_json: bool, *, key: str = 
 
 def _text(form: str, table: ScheduleTable, simulation: Simulation | None) -> str:
     """The table in one of the text formats, with its line end."""
-    from mpipipe.schedule import draw_text, figures
+    from mpipipe.schedule import figures
     from mpipipe.schedule.exchange import chrome_text, table_text
 
     if simulation is None:
         return table_text(table, form)
     if form == "json":
         return json.dumps(figures(table, simulation)) + "\n"
-    if form == "text":
-        return f"{draw_text(table, simulation)}\n{figures_text(simulation)}\n"
     return chrome_text(simulation) if form == "chrome" else table_text(table, form)
 
 
-def _write(path: Path, form: str, table: ScheduleTable, simulation: Simulation | None, *, key: str) -> None:
-    """Write a format to a file; a file that can't be written is the user's mistake, as the argument ``key``."""
+def _write(
+    path: Path, form: str, table: ScheduleTable, simulation: Simulation | None, *, key: str, text: str | None = None
+) -> None:
+    """Write a format to a file, ``text`` where it is made already; a file that can't be written is the user's mistake,
+    as the argument ``key``."""
     from mpipipe.schedule import draw_png
     from mpipipe.schedule.exchange import TABLE_FORMS, save_table, write_text_whole
 
@@ -206,8 +221,10 @@ def _write(path: Path, form: str, table: ScheduleTable, simulation: Simulation |
             write_text_whole(path, _text(form, table, simulation), begins=b"{", what="JSON")
         elif simulation is not None and form == "png":
             draw_png(table, simulation, path)
+        elif text is not None and form in PICTURES:
+            write_text_whole(path, text, begins=PICTURES[form], what=f"a picture in {form.upper()}")
         else:
-            path.write_text(_text(form, table, simulation), encoding="utf-8")
+            path.write_text(_text(form, table, simulation) if text is None else text, encoding="utf-8")
     except TableFileError as error:
         raise ConfigError(error.problem, file=path, key=key, value=str(path)) from None
     except OSError as error:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpipipe.errors import ScheduleError
+from mpipipe.schedule.action import Kind
+from mpipipe.schedule.draw.colours import STYLES
+from mpipipe.schedule.phases import Phase, action_phases
 from mpipipe.schedule.simulate import Simulation, simulate
 from mpipipe.schedule.table import ScheduleTable
 
@@ -15,38 +21,101 @@ _MOST_COLUMNS = 2000
 _DRAWN_UP_TO = 20_000
 
 
-def draw_text(table: ScheduleTable, simulation: Simulation | None = None) -> str:
+class _Part(NamedTuple):
+    """A piece of a line; ``style``: the numbers of its terminal colour, empty for none."""
+
+    text: str
+    style: str = ""
+
+
+_COLOURS = {Kind.F: "36", Kind.B: "35", Kind.I: "33", Kind.W: "32"}
+_LOOKS = {Phase.WARMUP: "", Phase.STEADY: ";7", Phase.COOLDOWN: ";4"}
+_WAITING = "2"
+
+
+def draw_text(table: ScheduleTable, simulation: Simulation | None = None, *, colour: bool = False) -> str:
     """The table on a time axis: ``F0`` is a forward of microbatch 0, ``B0---`` a backward, ``.`` a unit of waiting.
 
     Without ``simulation`` the costs are F = I = W = 1. One column is the largest time that divides all starts and
     ends; where the times are not whole numbers, starts are rounded to the shortest action. With more stages than ranks
     a cell begins with the stage: ``2F0``. ``F3&B1--`` is a pair that runs at once. Lines end after 2000 characters and
-    64 ranks, with a note. Raises ScheduleError for a table that is not legal.
+    64 ranks, with a note.
+
+    With ``colour`` the kinds have terminal (ANSI) colours and the phases looks: warm-up plain, steady on a coloured
+    ground, cool-down underlined; a line that explains them follows. Without the colours the text is the same.
+
+    Raises ScheduleError for a table that is not legal.
     """
     simulation = simulate(table) if simulation is None else simulation
     table = simulation.table
     unit = _unit(simulation)
     ranks = range(min(table.p, _MOST_RANKS))
     cells = [_cells(table, simulation, rank, unit) for rank in ranks]
-    width = max((math.ceil((len(text) + 1) / units) for row in cells for text, _, units in row if units), default=1)
+    widths = (math.ceil((len(cell.text) + 1) / cell.units) for row in cells for cell in row if cell.units)
+    width = max(widths, default=1)
     columns = round(simulation.makespan / unit)
+    phases = action_phases(table) if colour else None
     lines = []
     for rank, row in zip(ranks, cells, strict=True):
         parts, at = [], 0
-        for text, column, units in row:
-            parts.append(".".ljust(width) * (column - at))
-            parts.append(_cell(text, units, width))
-            at = max(at, column + units)
-        parts.append(".".ljust(width) * (columns - at))
-        lines.append(_label(rank, table.p) + _cut("".join(parts)))
-    return "\n".join(lines + _more(table.p))
+        for cell in row:
+            parts.append(_Part(".".ljust(width) * (cell.column - at), _WAITING))
+            parts += _cell(cell, width, table, phases)
+            at = max(at, cell.column + cell.units)
+        parts.append(_Part(".".ljust(width) * (columns - at), _WAITING))
+        lines.append(_label(rank, table.p) + _joined(parts, colour))
+    return "\n".join(lines + _more(table.p) + (_key(table) if colour else []))
 
 
-def _cell(text: str, units: int, width: int) -> str:
-    """Text of one action over ``units`` columns: dashes to its end where it is longer than one."""
-    if units <= 1:
-        return text.ljust(width) if units else ""
-    return text.ljust(units * width - 1, "-") + " "
+class _Placed(NamedTuple):
+    """An action, or a pair, on the grid: its text, flat place, first column and number of columns."""
+
+    text: str
+    place: int
+    column: int
+    units: int
+
+
+def _cell(cell: _Placed, width: int, table: ScheduleTable, phases: NDArray[np.uint8] | None) -> list[_Part]:
+    """Text of one action over its columns: dashes to its end where it is longer than one."""
+    if not cell.units:
+        return []
+    text = cell.text if cell.units == 1 else cell.text.ljust(cell.units * width - 1, "-")
+    blank = _Part(" " * (cell.units * width - len(text)))
+    if phases is None:
+        return [_Part(text), blank]
+    look = _LOOKS[Phase(int(phases[cell.place]))]
+    first, _, rest = text.partition("&")
+    parts = [_Part(first, _COLOURS[Kind(int(table.kinds[cell.place]))] + look)]
+    if rest:
+        parts.append(_Part(f"&{rest}", _COLOURS[Kind(int(table.kinds[cell.place + 1]))] + look))
+    return [*parts, blank]
+
+
+def _joined(parts: Sequence[_Part], colour: bool) -> str:
+    """The parts as a line of at most 2000 characters on the screen, without blanks at its end."""
+    if not colour:
+        return _cut("".join(part.text for part in parts))
+    left = len(_cut("".join(part.text for part in parts)))
+    cut = left == _MOST_COLUMNS
+    left -= 4 if cut else 0
+    done = []
+    for part in parts:
+        text = part.text[:left]
+        left -= len(text)
+        done.append(f"\x1b[{part.style}m{text}\x1b[0m" if part.style and text.strip() else text)
+    return "".join(done) + (" ..." if cut else "")
+
+
+def _key(table: ScheduleTable) -> list[str]:
+    """What the colours and looks mean, a line."""
+    kinds = [
+        f"\x1b[{number}m{kind.name} {STYLES[kind].name}\x1b[0m"
+        for kind, number in _COLOURS.items()
+        if np.any(table.kinds == kind)
+    ]
+    phases = [f"\x1b[{('0' + look)}m{phase.title}\x1b[0m" for phase, look in _LOOKS.items()]
+    return ["  ".join([*kinds, *phases])]
 
 
 def table_text(table: ScheduleTable) -> str:
@@ -96,8 +165,8 @@ def _row_texts(table: ScheduleTable, rank: int, first: int, last: int) -> list[s
     return [str(table.action(index)) for index in range(min(begin + first, end), min(begin + last, end))]
 
 
-def _cells(table: ScheduleTable, simulation: Simulation, rank: int, unit: float) -> list[tuple[str, int, int]]:
-    """(text, first column, number of columns) of each action of a rank."""
+def _cells(table: ScheduleTable, simulation: Simulation, rank: int, unit: float) -> list[_Placed]:
+    """The actions of a rank on the grid, an overlapped pair as one."""
     row = table.row_of(rank)
     starts = np.rint(simulation.start[row] / unit).astype(np.int64).tolist()
     ends = np.rint(simulation.end[row] / unit).astype(np.int64).tolist()
@@ -113,7 +182,7 @@ def _cells(table: ScheduleTable, simulation: Simulation, rank: int, unit: float)
         if index - 1 in pairs:
             continue
         text = f"{text_of(index)}&{text_of(index + 1)}" if index in pairs else text_of(index)
-        cells.append((text, start, end - start))
+        cells.append(_Placed(text, index, start, end - start))
         if start > _MOST_COLUMNS:
             break
     return cells

@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from mpipipe.cli.errors import error_object, exit_code
-from mpipipe.cli.ranks import on_ranks
+from mpipipe.cli.ranks import _interrupted, on_ranks
 from mpipipe.cli.train import prepare_config
 from mpipipe.collectives import all_gather_objects
 from mpipipe.config import Config
@@ -198,13 +198,29 @@ def test_interrupt_aborts_without_a_traceback(capsys):
     assert capsys.readouterr().err == "rank 0 was interrupted\n"
 
 
-def test_a_bug_while_preparing_ends_all_ranks_alike(capsys, caplog):
-    def prepare(num_ranks):
-        raise ZeroDivisionError("a bug")
+def test_an_interrupt_on_all_ranks_is_told_by_rank_0_first(capsys, monkeypatch):
+    waited = []
+    monkeypatch.setattr("mpipipe.cli.ranks.time.sleep", waited.append)
+    error = KeyboardInterrupt()
+    error.add_note("the same command goes on from step 40")
+    alone(raising(error))
+    assert waited == []
+    assert capsys.readouterr().err == "rank 0 was interrupted; the same command goes on from step 40\n"
+    monkeypatch.setattr(Alone, "rank", 1)
+    with pytest.raises(Aborted):
+        _interrupted(Alone(), error)
+    assert waited == [1.0]
+    assert capsys.readouterr().err == "rank 1 was interrupted; the same command goes on from step 40\n"
 
-    assert on_all(2, prepare, done) == [1, 1]
-    assert capsys.readouterr().err == "error: ZeroDivisionError: a bug\n"
-    assert [record.exc_info[0] for record in caplog.records] == [ZeroDivisionError] * 2  # with the traceback
+
+def test_a_bug_while_preparing_aborts(capsys):
+    def prepare(num_ranks):
+        raise ZeroDivisionError
+
+    code, transport = alone(done, prepare=prepare)
+    assert code is None
+    assert transport.calls == ["abort 1"]
+    assert "ZeroDivisionError" in capsys.readouterr().err
 
 
 def no_mpi():

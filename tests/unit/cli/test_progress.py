@@ -21,6 +21,17 @@ def figures(step, steps=25):
     return {"step": step, "steps": steps, "loss": 2.5, "lr": 0.001, "tokens_per_s": 5120.4, "bubble_fraction": 0.125}
 
 
+def test_a_finished_run_says_how_to_begin_anew_and_that_the_data_are_others():
+    told = {"event": "finished", "step": 9, "steps": 9, "dir": "runs/a"}
+    text = (
+        "nothing left to do: step 9 of run.steps = 9 is done in runs/a. Raise run.steps to go on; to begin anew, set "
+        "run.dir to another folder"
+    )
+    assert progress.event_text(told) == text
+    told |= {"trained_on": ["a.h5", "b.h5"], "asked_for": ["c.h5"]}
+    assert progress.event_text(told) == f"{text}\nwarning: that run was trained on a.h5, b.h5, not c.h5"
+
+
 def test_plain_lines_first_every_and_last():
     out = io.StringIO()
     with progress.step_progress(10, out) as show:

@@ -74,6 +74,8 @@ def test_train_refuses_mutated_run_files_once_as_text_and_as_json(capsys, monkey
         (["pipeline.ranks=2"], "--set: pipeline.ranks: this setting asks for 2 ranks, the launch has 1 "),
         (["pipeline.chunks=9"], "--set: pipeline.chunks: 9 chunks are more than model.layers = 8"),
         (["run.seed=1", "run.seed=2"], "--set: run.seed: given twice, as 1 and as 2: keep one"),
+        (["lr=1e-3"], "--set: lr: 'lr=...' names no section. Did you mean 'optimizer.lr'? (allowed: section.key"),
+        (["x1=1"], "--set: x1: 'x1=...' names no section (allowed: section.key=value)"),
         (["run.seed"], "--set: 'run.seed' is no setting (allowed: section.key=value)"),
         (["run.sed=1"], "--set: run.sed: unknown key (value 1). Did you mean 'run.seed'?"),
         (["data.train=[]"], "--set: data.train: this key is required here: token files to train on"),
@@ -95,3 +97,36 @@ def test_a_resume_that_is_no_path(capsys, monkeypatch, tmp_path, resume):
     text = refusal(capsys, monkeypatch, "train", "run.toml", "--resume", resume)
     assert text.startswith("--resume: run.resume: ")
     assert text.endswith("(allowed: auto, never, or a path)")
+
+
+@pytest.mark.parametrize(("verb", "needed"), [("train", "train"), ("eval", "validation")])
+def test_a_wrong_number_of_ranks_repeats_the_command_and_hides_no_other_fault(
+    capsys, monkeypatch, tmp_path, verb, needed
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.toml").write_text(RUN_FILE + '[pipeline]\nranks = 4\nschedule = "gpip"\n')
+    given = ["--set", "run.name=a b", "--set", "run.seed=3", "--resume", "never"]
+    assert one_rank(monkeypatch, verb, "run.toml", *given) == 2
+    said = capsys.readouterr().err
+    command = f"mpirun -n 4 mpipipe {verb} run.toml --set 'run.name=a b' --set run.seed=3 --resume never"
+    assert f"the launch has 1 (MPI world size 1): start '{command}', or remove pipeline.ranks" in said
+    assert f"run.toml: data.{needed}: this key is required here" in said
+    assert "run.toml: pipeline.schedule: \"gpip\" is no schedule. Did you mean 'gpipe'?" in said
+    assert said.count("error: ") == 1
+
+
+@pytest.mark.parametrize("verb", ["train", "eval", "plan"])
+def test_a_run_folder_in_place_of_its_run_file(capsys, monkeypatch, tmp_path, verb):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").write_text(GOOD)
+    text = refusal(capsys, monkeypatch, verb, "run")
+    assert text == "run: is a directory, a run folder; its run file is run/config.toml (allowed: run/config.toml)"
+
+
+def test_a_run_of_a_scripts_layers_has_no_plan(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.toml").write_text("[batch]\nsequences = 4\n")
+    text = refusal(capsys, monkeypatch, "plan", "run.toml", "--ranks", "2")
+    assert text.startswith("run.toml: model: this section is required here: ")
+    assert text.endswith("A run whose layers come from a script has none, and this verb can't know them")

@@ -13,8 +13,8 @@ import pytest
 
 import mpipipe
 from mpipipe.cli import main
-from mpipipe.cli.data import find_files
 from mpipipe.cli.schedule import parse_costs
+from mpipipe.data import find_files
 from mpipipe.errors import ConfigError
 
 BLOCKED = "import sys\nfor name in ('torch', 'mpi4py', 'cupy'): sys.modules[name] = None\n"
@@ -332,6 +332,13 @@ def test_plan_takes_the_run_files_ranks_unless_told(capsys, tmp_path):
     run_file.write_text(RUN_FILE + "[pipeline]\nranks = 2\n")
     assert json_of(capsys, "plan", str(run_file))["ranks"] == 2
     assert json_of(capsys, "plan", str(run_file), "--ranks", "4")["ranks"] == 4
+
+
+def test_plan_for_other_ranks_takes_no_offence_at_those_of_the_file(capsys, tmp_path):
+    """A file for more ranks than the model has layers, planned for fewer."""
+    run_file = tmp_path / "a.toml"
+    run_file.write_text(RUN_FILE + "[pipeline]\nranks = 16\n")
+    assert json_of(capsys, "plan", str(run_file), "--ranks", "2")["ranks"] == 2
 
 
 def test_plan_refusals(capsys, tmp_path):

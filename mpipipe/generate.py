@@ -54,6 +54,7 @@ def generate(
     folder = find_checkpoint(paths.checkpoints, checkpoint_step)
     manifest = read_manifest(folder)
     config = Config.from_toml(manifest.config_text, file=str(folder))
+    config.needed_model(folder)
     words = find_tokenizer(config, tokenizer)
     tokens = prompt_tokens(prompt, words, config.needed_model().vocab)
     layers = load_layers(folder, manifest, gpt2_layers(config.needed_model(), config.run.seed))

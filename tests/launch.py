@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,6 +74,39 @@ def launch(num_ranks: int, *arguments: str | Path, timeout: float = 240, cwd: Pa
             late = f"{' '.join(command)} did not end within {timeout} s"
             raise AssertionError(f"{late}\n--- stdout\n{stdout}\n--- stderr\n{stderr}") from None
     return Launch(process.returncode, stdout, stderr, time.monotonic() - start)
+
+
+SOON_S = 30.0
+"""A job in which one rank has a fault has ended by then."""
+
+
+def launch_marked(num_ranks: int, *arguments: str | Path) -> Launch:
+    """A launch that is to end soon and to leave nothing: within SOON_S, and with no process two seconds after its end.
+    MARKER in the arguments becomes a word of its own, by which the processes are found.
+    """
+    marker = f"marker-{uuid.uuid4().hex}"
+    assert any("MARKER" in str(argument) for argument in arguments)
+    marked = [str(argument).replace("MARKER", marker) for argument in arguments]
+    ended = launch(num_ranks, *marked, timeout=SOON_S + 60)
+    deadline = time.monotonic() + 2.0
+    while (left := _processes_with(marker)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not left, left
+    assert ended.seconds < SOON_S
+    return ended
+
+
+def _processes_with(marker: str) -> list[str]:
+    """The command lines that hold a word."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if marker in words:
+            found.append(words)
+    return found
 
 
 def _end(process: subprocess.Popen[str]) -> tuple[str, str]:

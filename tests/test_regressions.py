@@ -116,7 +116,7 @@ STORIES: dict[str, tuple[str, ...]] = {
         "mpi/test_faults.py::test_a_batch_of_another_size_on_one_rank_ends_the_job",
         "mpi/test_faults.py::test_bad_data_that_only_some_ranks_read_ends_the_job",
         "unit/cli/test_on_ranks.py::test_a_failure_of_one_rank_is_told_with_its_traceback_and_aborts",
-        "unit/trainer/test_trainer_state.py::test_an_error_while_the_trainer_closes_ends_the_job",
+        "unit/trainer/test_trainer_end.py::test_an_error_while_the_trainer_closes_ends_the_job",
     ),
     "B25 a misspelt key was dropped in silence; a wrong number of ranks was told in figures nobody had written": (
         f"{STATE}::test_a_mistake_in_the_run_file_is_told_once_and_ends_all_ranks",

@@ -158,7 +158,7 @@ def check_agreement(transport: Transport) -> None:
     def gone() -> None:
         raise CheckpointNotFoundError("gone")
 
-    with pytest.raises(CheckpointNotFoundError, match="^gone"):
+    with pytest.raises(CheckpointNotFoundError, match=r"^gone"):
         collectives.on_first_rank(transport, gone)
 
 

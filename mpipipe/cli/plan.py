@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from mpipipe.cli.options import Json, RunFile, Settings
 from mpipipe.cli.output import print_json
 from mpipipe.errors import ConfigError
-
-if TYPE_CHECKING:
-    from mpipipe.config import Config
 
 
 def add_to(app: typer.Typer) -> None:
@@ -35,22 +31,18 @@ def plan(
     from mpipipe.config import Config
     from mpipipe.planner import plan as make_plan
 
-    config = Config.load(run_file, settings or ())
-    number = config.pipeline.ranks if ranks is None else ranks
+    given = [*(settings or ()), *([] if ranks is None else [f"pipeline.ranks={ranks}"])]
+    config = Config.load(run_file, given)
+    number = config.pipeline.ranks
     if number is None:
         raise ConfigError(
             "pipeline.ranks is not set, so the number of ranks is not known: give --ranks N, or set pipeline.ranks",
             file=run_file,
             key="pipeline.ranks",
         )
-    report = make_plan(_for_ranks(config, number, run_file), number)
+    config.needed_model(run_file)
+    report = make_plan(config.resolve(number, run_file, given), number)
     if as_json:
         print_json(report.figures())
     else:
         print(report)
-
-
-def _for_ranks(config: Config, ranks: int, run_file: Path) -> Config:
-    """The config with ``pipeline.ranks`` set, checked anew; ``--ranks`` counts more than the file's number."""
-    free = config.model_copy(update={"pipeline": config.pipeline.model_copy(update={"ranks": None})})
-    return free.resolve(ranks, run_file)

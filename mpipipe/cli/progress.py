@@ -42,12 +42,28 @@ def event_text(figures: Mapping[str, object]) -> str:
         begin = f"starts at step {step} of {figures.get('steps')}"
         return "\n  ".join([begin, *str(figures.get("partition", "")).splitlines()])
     if event == "finished":
-        return f"nothing left to do: step {step} of run.steps = {figures.get('steps')} is done; raise it to go on"
+        return _finished_text(figures)
     if event == "evaluation":
         return f"step {step}: validation loss {_number(figures.get('validation_loss'), '.4f')}"
     if event == "checkpoint":
         return f"step {step}: saved {figures.get('path')}"
     return ", ".join(f"{key} {value}" for key, value in figures.items())
+
+
+def _finished_text(figures: Mapping[str, object]) -> str:
+    step, steps, folder = figures.get("step"), figures.get("steps"), figures.get("dir")
+    lines = [
+        f"nothing left to do: step {step} of run.steps = {steps} is done in {folder}. Raise run.steps to go on; to "
+        "begin anew, set run.dir to another folder"
+    ]
+    if "trained_on" in figures:
+        before, now = _names(figures["trained_on"]), _names(figures["asked_for"])
+        lines.append(f"warning: that run was trained on {before}, not {now}")
+    return "\n".join(lines)
+
+
+def _names(files: object) -> str:
+    return ", ".join(map(str, files)) if isinstance(files, list) else str(files)
 
 
 def is_step(figures: Mapping[str, object]) -> bool:

@@ -39,6 +39,9 @@ AGREE_TIMEOUT_S = 20.0
 """Ranks that see a fault alike meet within this time; a rank that waits for the others longer ends the job."""
 
 
+_INTERRUPT_TOLD_WITHIN_S = 1.0
+
+
 def on_ranks(
     prepare: Callable[[int], Config],
     work: Callable[[Config, Transport], int],
@@ -62,8 +65,8 @@ def on_ranks(
         code = work(_agree(transport, prepare), transport)
         sys.stdout.flush()
         transport.close()
-    except KeyboardInterrupt:
-        _end_job(transport, f"rank {transport.rank} was interrupted\n")
+    except KeyboardInterrupt as error:
+        _interrupted(transport, error)
     except MpipipeError as error:
         if not error.seen_alike:
             _fail(transport, error, as_json)
@@ -100,14 +103,24 @@ def _need_torch() -> None:
 
 
 def _agree(transport: Transport, prepare: Callable[[int], Config]) -> Config:
-    """The config, if every rank has it and has the same. Raises the first rank's fault on all of them."""
+    """The config, if every rank has it and has the same. Raises the first rank's fault on all of them; what is none of
+    our own errors, a bug, on its rank alone.
+    """
     from mpipipe.collectives import agree, all_gather_objects
 
-    def prepared() -> Config:
+    prepared: Config | MpipipeError
+    try:
         _need_torch()
-        return prepare(transport.size)
+        prepared = prepare(transport.size)
+    except MpipipeError as error:
+        prepared = error
 
-    config = agree(transport, prepared)
+    def result() -> Config:
+        if isinstance(prepared, MpipipeError):
+            raise prepared
+        return prepared
+
+    config = agree(transport, result)
     digests = all_gather_objects(transport, hashlib.sha256(config.to_toml().encode()).hexdigest())
     other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
     if other is not None:
@@ -148,6 +161,16 @@ def _fail(transport: Transport, error: BaseException, as_json: bool) -> NoReturn
     if as_json:
         sys.stdout.write(json.dumps(error_object(error)) + "\n")
     _end_job(transport, f"rank {transport.rank} failed\n" + "".join(traceback.format_exception(error)))
+
+
+def _interrupted(transport: Transport, error: KeyboardInterrupt) -> NoReturn:
+    """Ctrl-C reaches every rank, and one line is enough: the others give rank 0 the time to tell and to end them."""
+    try:
+        if transport.rank != 0:
+            time.sleep(_INTERRUPT_TOLD_WITHIN_S)
+    finally:
+        said = [f"rank {transport.rank} was interrupted", *getattr(error, "__notes__", ())]
+        _end_job(transport, "; ".join(said) + "\n")
 
 
 def _end_job(transport: Transport, text: str) -> NoReturn:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from mpipipe.config import Config
     from mpipipe.transport import Transport
 
+T = TypeVar("T")
 Resume = Annotated[
     str | None,
     typer.Option(
@@ -49,7 +51,8 @@ def train(run_file: RunFile, settings: Settings = None, resume: Resume = None, a
 
     def prepare(num_ranks: int) -> Config:
         _check_resume(resume)
-        return prepare_config(run_file, settings, num_ranks, "data.train")
+        command = _command("train", run_file, settings, *_rest(resume))
+        return prepare_config(run_file, settings, num_ranks, "data.train", command=command)
 
     raise typer.Exit(on_ranks(prepare, work, as_json=as_json))
 
@@ -65,9 +68,14 @@ def evaluate(run_file: RunFile, settings: Settings = None, resume: Resume = None
 
     def prepare(num_ranks: int) -> Config:
         _check_resume(resume)
-        return prepare_config(run_file, settings, num_ranks, "data.validation")
+        command = _command("eval", run_file, settings, *_rest(resume))
+        return prepare_config(run_file, settings, num_ranks, "data.validation", command=command)
 
     raise typer.Exit(on_ranks(prepare, work, as_json=as_json))
+
+
+def _rest(resume: str | None) -> list[str]:
+    return [] if resume is None else ["--resume", resume]
 
 
 def _check_resume(resume: str | None) -> None:
@@ -78,24 +86,55 @@ def _check_resume(resume: str | None) -> None:
         raise ConfigError(problem, file="--resume", key="run.resume", value=resume, allowed="auto, never, or a path")
 
 
-def prepare_config(run_file: Path, settings: list[str] | None, num_ranks: int, *needed: str) -> Config:
-    """The run file's config for ``num_ranks`` ranks; the same or the same ConfigError on every rank."""
-    from mpipipe.config import Config, unknown_schedule
-    from mpipipe.schedule import names
-    from mpipipe.schedule.exchange import is_file, table_named
+def prepare_config(
+    run_file: Path, settings: list[str] | None, num_ranks: int, *needed: str, command: str = ""
+) -> Config:
+    """The run file's config for ``num_ranks`` ranks; the same or the same ConfigError, with all faults that are found,
+    on every rank. ``command``: what was started, for the messages.
+    """
+    from mpipipe.config import Config, joined
 
     config = Config.load(run_file, settings or ())
     keys = {text.partition("=")[0].strip() for text in settings or ()}
-    config.require(*needed, file=Path("--set") if keys & set(needed) else run_file)
-    config.needed_model(run_file)
-    config = config.resolve(num_ranks, run_file, settings or ())
-    pipeline = config.pipeline
+    found: list[ConfigError] = []
+
+    def check(action: Callable[[], T]) -> T | None:
+        try:
+            return action()
+        except ConfigError as error:
+            found.append(error)
+            return None
+
+    check(lambda: config.require(*needed, file=Path("--set") if keys & set(needed) else run_file))
+    check(lambda: config.needed_model(run_file))
+    command = command or _command("train", run_file)
+    resolved = check(lambda: config.resolve(num_ranks, run_file, settings or (), command))
+    ranks = num_ranks if resolved else config.pipeline.ranks or num_ranks
     file = Path("--set") if keys & {"pipeline.schedule", "pipeline.chunks"} else run_file
+    check(lambda: _check_schedule(config, ranks, file))
+    if found or resolved is None:
+        raise joined(found)
+    return resolved
+
+
+def _command(verb: str, run_file: Path, settings: list[str] | None = None, *more: str) -> str:
+    """The command line that was given, to be given again."""
+    given = [part for setting in settings or () for part in ("--set", setting)]
+    return shlex.join(["mpipipe", verb, str(run_file), *given, *more])
+
+
+def _check_schedule(config: Config, ranks: int, file: Path) -> None:
+    """Raise ConfigError unless there is a table of ``pipeline.schedule`` that this version trains with."""
+    from mpipipe.config import unknown_schedule
+    from mpipipe.schedule import names
+    from mpipipe.schedule.exchange import is_file, table_named
+
+    pipeline = config.pipeline
     family = pipeline.schedule.partition(":")[0]
     if family not in names() and not is_file(pipeline.schedule):
         raise unknown_schedule(pipeline.schedule, names(), file)
     try:
-        table = table_named(pipeline.schedule, p=num_ranks, v=pipeline.chunks, m=config.num_microbatches)
+        table = table_named(pipeline.schedule, p=ranks, v=pipeline.chunks, m=config.num_microbatches)
     except ScheduleError as error:
         raise ConfigError(message(error), file=file, key="pipeline.schedule", value=pipeline.schedule) from None
     if table.mirror is not None:
@@ -106,7 +145,6 @@ def prepare_config(run_file: Path, settings: list[str] | None, num_ranks: int, *
             value=pipeline.schedule,
             allowed="a schedule with one copy of each stage, as zb-v or dualpipe-v",
         )
-    return config
 
 
 def _train(config: Config, transport: Transport, resume: str | None, as_json: bool) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mpipipe.config.explain import joined
 from mpipipe.config.run_file import Config, unknown_schedule
 from mpipipe.config.sections import (
     BatchSection,
@@ -38,5 +39,6 @@ __all__ = [
     "Section",
     "TraceSection",
     "is_path",
+    "joined",
     "unknown_schedule",
 ]

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from mpipipe.config import toml_text
 from mpipipe.config.checks import problems
 from mpipipe.config.explain import FileOf, explain, joined
-from mpipipe.config.keys import close
+from mpipipe.config.keys import close, nearest_key, section_fields
 from mpipipe.config.sections import (
     BatchSection,
     CheckpointSection,
@@ -68,6 +68,8 @@ class Config(BaseModel):
         tables = toml_text.read(path)
         given = set()
         for (section, key), value in toml_text.parse_overrides(overrides).items():
+            if not section:
+                raise _without_section(key, value, cls)
             table = tables.setdefault(section, {})
             if isinstance(table, dict):
                 table[key] = value
@@ -114,12 +116,18 @@ class Config(BaseModel):
         """The run folder; a relative one lies below the current folder."""
         return Path(self.run.dir)
 
-    def resolve(self, num_ranks: int, file: str | Path | None = None, settings: Iterable[str] = ()) -> Config:
+    def resolve(
+        self,
+        num_ranks: int,
+        file: str | Path | None = None,
+        settings: Iterable[str] = (),
+        command: str = "python YOUR_SCRIPT",
+    ) -> Config:
         """This config for ``num_ranks`` started ranks, with ``pipeline.ranks`` filled in.
 
         Raises TopologyError if the run file asks for another number of ranks, PartitionError if the model can't be cut
         for that many. For the message: ``file`` is the run file's name, and ``settings`` are the ``--set`` texts, whose
-        keys it says to come from there.
+        keys it says to come from there; ``command`` is what was started on every rank.
         """
         given = {".".join(place) for place in toml_text.parse_overrides(settings)}
 
@@ -130,8 +138,7 @@ class Config(BaseModel):
         if asked is not None and asked != num_ranks:
             problem = (
                 f"the run file asks for {counted(asked, 'rank')}, the launch has {num_ranks} (MPI world size "
-                f"{num_ranks}): start 'mpirun -n {asked} mpipipe train {file or 'RUN.toml'}', "
-                "or remove pipeline.ranks to use all"
+                f"{num_ranks}): start 'mpirun -n {asked} {command}', or remove pipeline.ranks to use all"
             )
             if "pipeline.ranks" in given:
                 problem = problem.replace("the run file asks", "this setting asks")
@@ -144,7 +151,10 @@ class Config(BaseModel):
         """The [model] section. Raises ConfigError where the run file has none."""
         if self.model is None:
             raise ConfigError(
-                "this section is required here: layers, hidden, heads and sequence at least", file=file, key="model"
+                "this section is required here: layers, hidden, heads and sequence at least. A run whose layers "
+                "come from a script has none, and this verb can't know them",
+                file=file,
+                key="model",
             )
         return self.model
 
@@ -169,6 +179,17 @@ class Config(BaseModel):
             for name in type(self).model_fields
             if getattr(self, name) is not None
         }
+
+
+def _without_section(key: str, value: object, root: type[BaseModel]) -> ConfigError:
+    return ConfigError(
+        f"'{key}=...' names no section",
+        file=toml_text.OVERRIDE,
+        key=key,
+        value=value,
+        allowed="section.key=value",
+        nearest=nearest_key("", key, section_fields(root)),
+    )
 
 
 def _with_file(error: ConfigError, file_of: FileOf) -> ConfigError:

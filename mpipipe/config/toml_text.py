@@ -12,6 +12,8 @@ from mpipipe.config.syntax import explain_encoding, explain_syntax
 from mpipipe.errors import ConfigError
 
 OVERRIDE = "--set"
+RUN_FILE_OF_A_RUN = "config.toml"
+"""The run file that a run leaves in its folder."""
 _BEGINS_AS_TOML = re.compile(r"""["'{]|\[\s*["'{\[]|\[[^\]]*$""")  # a glob as [ab]*.h5 does not
 
 
@@ -21,12 +23,21 @@ def read(path: Path) -> dict[str, object]:
         text = path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
         raise ConfigError("no such file", file=path) from None
+    except IsADirectoryError:
+        raise _is_a_folder(path) from None
     except UnicodeDecodeError as error:
         raise explain_encoding(error, path) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ConfigError(f"can't be read: {reason}", file=path) from None
     return parse(text, path)
+
+
+def _is_a_folder(path: Path) -> ConfigError:
+    inside = path / RUN_FILE_OF_A_RUN
+    if inside.is_file():
+        return ConfigError(f"is a directory, a run folder; its run file is {inside}", file=path, allowed=str(inside))
+    return ConfigError("is a directory, and a run file is needed", file=path)
 
 
 def parse(text: str, file: str | Path) -> dict[str, object]:
@@ -40,10 +51,12 @@ def parse(text: str, file: str | Path) -> dict[str, object]:
 def parse_override(text: str) -> tuple[str, str, object]:
     """Section, key and value of ``section.key=value``. The value is TOML; what is no TOML is taken as text.
 
-    Raises ConfigError without a ``=`` or without a section.
+    Without a dot the section is empty. Raises ConfigError without a ``=`` or a key.
     """
     dotted, equals, value = text.partition("=")
     section, dot, key = dotted.strip().partition(".")
+    if equals and section and not dot:
+        return "", section, _parse_value(section, value.strip())
     if not (equals and dot and section and key):
         raise ConfigError(f"{text!r} is no setting", file=OVERRIDE, value=text, allowed="section.key=value")
     return section, key, _parse_value(f"{section}.{key}", value.strip())

@@ -7,11 +7,13 @@ Empty files make no document, and neither does nothing between two separators.
 from __future__ import annotations
 
 import contextlib
+import glob
 import mmap
 import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO
 
@@ -19,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from mpipipe.errors import DataError
+from mpipipe.errors import ConfigError, DataError
 from mpipipe.formats.hdf5 import SIGNATURE
 from mpipipe.formats.tokens import Source
 from mpipipe.units import counted
@@ -52,6 +54,44 @@ class Document:
     def where(self) -> str:
         """Its name in messages."""
         return self.file.name if self.start == 0 else f"{self.file.name}, document from byte {self.start} on"
+
+
+def find_files(entries: Sequence[str], exclude: Sequence[str] = ()) -> list[Path]:
+    """The files of a list of files, folders (all files below, except hidden ones) and globs; sorted, each once.
+
+    ``exclude``: names, with wildcards, of files and folders to leave out of what folders and globs find. Raises
+    ConfigError for an entry that names no file.
+    """
+    found: set[Path] = set()
+    for entry in entries:
+        path = Path(entry)
+        if path.is_dir():
+            below = [file for file in path.rglob("*") if file.is_file()]
+            files = [file for file in below if not _is_left_out(file.relative_to(path), (".*", *exclude))]
+        elif path.exists():
+            files = [path]
+        else:
+            root = _fixed_part(path)
+            matches = [Path(match) for match in glob.glob(entry, recursive=True)]
+            files = [file for file in matches if file.is_file() and not _is_left_out(file.relative_to(root), exclude)]
+        if not files:
+            raise ConfigError(f"{entry} names no file (current folder: {Path.cwd()})", value=entry)
+        found.update(files)
+    return sorted(found)
+
+
+def _is_left_out(path: Path, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(part, pattern) for part in path.parts for pattern in patterns)
+
+
+def _fixed_part(pattern: Path) -> Path:
+    """The folders of a glob before its first wildcard."""
+    fixed = Path()
+    for part in pattern.parts[:-1]:
+        if glob.has_magic(part):
+            break
+        fixed /= part
+    return fixed
 
 
 def find_texts(paths: Sequence[str | Path], *, binary: bool) -> list[TextFile]:

@@ -46,6 +46,8 @@ class LayerList:
         descriptions: Sequence[LayerDescription] | None,
         tied: Sequence[tuple[str, str]],
     ) -> LayerList:
+        if not hasattr(layers, "__len__"):
+            raise ConfigError(f"layers is a {type(layers).__name__}", allowed="a list of modules, or of functions")
         given = list(names) if names is not None else [str(index) for index in range(len(layers))]
         has_flops = descriptions is not None
         if descriptions is None:
@@ -54,6 +56,12 @@ class LayerList:
             raise ConfigError(
                 f"{len(layers)} layers, {len(given)} names and {len(descriptions)} descriptions do not belong together"
             )
+        for name, layer in zip(given, layers, strict=True):
+            if not callable(layer):  # a module is
+                raise ConfigError(
+                    f"layer {name} is a {type(layer).__name__} ({str(layer)[:60]!r})",
+                    allowed="a torch module, or a function without arguments that makes one",
+                )
         twice = [name for name, times in Counter(given).items() if times > 1]
         if twice:
             raise ConfigError(
@@ -114,6 +122,12 @@ def _make(layer: Layer, index: int, seed: int, device: Device) -> nn.Module:
             except Exception as error:
                 error.add_note(f"mpipipe: while layer {index} was built")
                 raise
+        if not isinstance(module, nn.Module):
+            error = ConfigError(
+                f"the function for layer {index} returned a {type(module).__name__}", allowed="a torch module"
+            )
+            error.seen_alike = False  # it runs on the layer's owner only
+            raise error
     module = module.to(device.torch_device)
     for parameter in module.parameters():
         parameter.data = parameter.data.contiguous()

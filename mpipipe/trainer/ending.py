@@ -13,6 +13,8 @@ from mpipipe.errors import MpipipeError, SetupError
 from mpipipe.transport import Transport, open_world
 from mpipipe.transport.mpi import end_unopened
 
+_INTERRUPT_TOLD_WITHIN_S = 1.0
+
 
 def open_or_end() -> Transport:
     """Every rank of the MPI launch.
@@ -44,15 +46,16 @@ def _tell(error: BaseException) -> int:
 def end_job(transport: Transport, error: BaseException) -> NoReturn:
     """End every rank of the launch; the others may be waiting for this one.
 
-    What all ranks see alike is told by rank 0 alone: the others give it the time to do so.
+    What all ranks see alike is told by rank 0 alone: the others give it the time to do so. An interrupt takes a line.
     """
     alike = isinstance(error, MpipipeError) and error.seen_alike
+    interrupted = isinstance(error, KeyboardInterrupt)
     code = error.exit_code if isinstance(error, MpipipeError) and alike else 1
     try:
-        if alike and transport.rank != 0:
-            time.sleep(environment.FIRST_RANK_TELLS_WITHIN_S)
-        sys.stderr.write(
-            f"mpipipe: rank {transport.rank} failed, the job ends\n" + "".join(traceback.format_exception(error))
-        )
+        if transport.rank != 0 and (alike or interrupted):
+            time.sleep(environment.FIRST_RANK_TELLS_WITHIN_S if alike else _INTERRUPT_TOLD_WITHIN_S)
+        how = "was interrupted" if interrupted else "failed"
+        story = "" if interrupted else "".join(traceback.format_exception(error))
+        sys.stderr.write(f"mpipipe: rank {transport.rank} {how}, the job ends\n{story}")
     finally:
         transport.abort(code)

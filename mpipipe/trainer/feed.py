@@ -10,6 +10,7 @@ import torch
 from mpipipe.device import Device
 from mpipipe.errors import DataError
 from mpipipe.model import Draw
+from mpipipe.trainer.sameness import NOT_LOOKED_AT, checksum
 
 Nested = object
 """A tensor, or tuples (also named ones), lists and mappings of tensors, with the batch as the first dimension of every
@@ -43,6 +44,20 @@ def _tensors(value: Nested) -> list[torch.Tensor]:
     return found
 
 
+def _pair(batch: Any) -> tuple[Nested, Nested]:
+    """Inputs and targets. Raises ``DataError`` for all that is no tuple or list of two."""
+    if isinstance(batch, tuple | list) and len(batch) == 2:
+        return batch[0], batch[1]
+    found = f"a {type(batch).__name__}"
+    if isinstance(batch, torch.Tensor):
+        found += f" of shape {tuple(batch.shape)}"
+    elif isinstance(batch, Mapping):
+        found += " with " + ", ".join(repr(key) for key in list(batch)[:6])
+    elif isinstance(batch, tuple | list):
+        found += f" of {len(batch)}"
+    raise DataError(f"a batch is (inputs, targets); found {found}")
+
+
 def batch_size(batch: tuple[Nested, Nested]) -> int:
     """Sequences in the batch. Raises ``DataError`` when its tensors do not agree."""
     sizes = {int(tensor.shape[0]) if tensor.dim() else 0 for tensor in _tensors(list(batch))}
@@ -56,6 +71,7 @@ def batch_size(batch: tuple[Nested, Nested]) -> int:
 class TensorFeed:
     """A batch of ``rows`` sequences in microbatches of ``microbatch``; the last one holds what is left.
 
+    ``looked_at``: False where placeholders do as well; ``checksum`` is of the contents, before a layer can change them.
     ``draw_seed``: seed of the step's random numbers, None for an evaluation. ``first_sample``: number of the batch's
     first sequence in the run.
     """
@@ -66,12 +82,14 @@ class TensorFeed:
         microbatch: int,
         device: Device,
         *,
+        looked_at: bool = True,
         draw_seed: int | None = None,
         step: int = 0,
         first_sample: int = 0,
     ) -> None:
-        self._inputs, self._targets = batch
+        self._inputs, self._targets = _pair(batch)
         self.rows = batch_size(batch)
+        self.checksum = checksum(_tensors([self._inputs, self._targets])) if looked_at else NOT_LOOKED_AT
         self._microbatch = microbatch
         self._device = device
         self._seed = draw_seed

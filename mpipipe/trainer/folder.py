@@ -111,6 +111,17 @@ def finished_before(config: Config, paths: RunPaths, transport: Transport) -> tu
     return (int(found[0]), Path(found[1])) if isinstance(found, list) else None
 
 
+def other_data(config: Config, checkpoint: Path) -> dict[str, object]:
+    """The token files of a checkpoint's run (``trained_on``) and of the config (``asked_for``); empty where their names
+    are the same.
+    """
+    try:
+        before = Config.from_toml(read_manifest(checkpoint).config_text, str(checkpoint)).data.train
+    except MpipipeError:
+        return {}
+    return {} if before == config.data.train else {"trained_on": list(before), "asked_for": list(config.data.train)}
+
+
 def claim(lock: RunLock, paths: RunPaths, transport: Transport) -> None:
     """Take the run folder for this launch. Raises ``ConfigError`` on every rank while another launch writes there."""
     holder = on_first_rank(transport, paths, lock.acquire)

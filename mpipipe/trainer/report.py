@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mpipipe.config import Config
 from mpipipe.errors import EngineError
-from mpipipe.units import finite_or_none
+from mpipipe.units import counted, finite_or_none
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the ranks tell each other at the end of a step's pipeline."""
+
+    loss_sum: float
+    count: int
+    bubble_fraction: float
+    stop: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +51,14 @@ class StepReport:
         if self.skipped:
             line["skipped"] = self.skipped
         return {key: finite_or_none(value) for key, value in line.items()}
+
+
+def other_size_text(rows: int, num_microbatches: int, config: Config) -> str:
+    """The warning for a step of another number of rows than the run file says."""
+    return (
+        f"a batch of {counted(rows, 'row')}, and batch.sequences = {config.batch.sequences}: it is taken as it is, "
+        f"with m = {num_microbatches} in this step, where the run file makes {config.num_microbatches} (said once)"
+    )
 
 
 def reason_to_skip(count: int, first_bad: str | None) -> str | None:

@@ -25,6 +25,7 @@ from mpipipe.trainer.folder import (
     finished_before,
     keep_config,
     on_first_rank,
+    other_data,
     refuse_used_folder,
 )
 from mpipipe.trainer.report import StepReport
@@ -123,7 +124,8 @@ def train_run(
         check_resume_folder(Path(resume), paths, transport, to_train=True)
     report = report or (lambda line: None)
     if resume == "auto" and (before := finished_before(config, paths, transport)) is not None:
-        report({"event": "finished", "step": before[0], "steps": config.run.steps})
+        told = {"event": "finished", "step": before[0], "steps": config.run.steps, "dir": config.run.dir}
+        report(told | other_data(config, before[1]))
         return TrainOutcome(0, before[0], None, None, before[1])
     if on_first_rank(transport, paths, paths.root.is_dir):
         claim(lock, paths, transport)
@@ -137,13 +139,21 @@ def train_run(
 
 
 def _note_failure(error: BaseException, paths: RunPaths, rank: int) -> None:
-    """``status.json`` of a run that ends by an error: of this launch, also where an earlier one had come to its end."""
+    """``status.json`` of a run that ends by an error: of this launch, also where an earlier one had come to its end.
+
+    An interrupt gains a note with the step that a new start goes on from.
+    """
+    what = f"{type(error).__name__}: {error}"
+    if isinstance(error, KeyboardInterrupt):
+        what = "interrupted (SIGINT)"
+        steps = paths.checkpoint_steps()
+        error.add_note(f"the same command goes on from step {steps[-1]}" if steps else "no step was saved yet")
     alike = isinstance(error, MpipipeError) and error.seen_alike
     code = error.exit_code if isinstance(error, MpipipeError) and alike else 1
     if not paths.root.is_dir() or (alike and rank != 0):
         return
     try:
-        write_status(paths.status, "failed", exit_code=code, rank=rank, error=f"{type(error).__name__}: {error}")
+        write_status(paths.status, "failed", exit_code=code, rank=rank, error=what)
     except OSError as trouble:
         _log.warning("%s can't be written: %s", paths.status, trouble)
 

@@ -156,12 +156,20 @@ class Saver:
         for name, value in self.facts.items():
             before = loaded.scalars.get(name, value)
             if before != value and self._transport.rank == 0:
+                if name == "data.train":
+                    before, value = self._files_in_words(loaded.config_text)
                 _log.warning("%s was %s when %s was saved, and is %s now", name, before, loaded.folder.name, value)
         for path, tensor in tensors.items():
             tensor.copy_(torch.from_numpy(_writable(loaded.tensors[path])))
         self.updates_done = int(loaded.scalars["updates"])
         self.restored = True
         return loaded.step, int(loaded.scalars["samples_seen"])
+
+    def _files_in_words(self, config_text: str) -> tuple[str, str]:
+        """The token files of a checkpoint and of this run, for a message about fingerprints that differ."""
+        before, now = Config.from_toml(config_text).data.train, self._config.data.train
+        word = "other tokens in " if before == now else ""
+        return f"{', '.join(before)}", f"{word}{', '.join(now)}"
 
     def _refuse_damaged(self, passed_over: list[str]) -> None:
         whole_names = all_gather_objects(self._transport, list(self._paths.checkpoint_steps()))[0]

@@ -6,7 +6,6 @@ import logging
 import math
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -29,22 +28,18 @@ from mpipipe.trace import Recorder
 from mpipipe.trainer.build import Layer, LayerList, build_rank_model
 from mpipipe.trainer.ending import end_job, open_or_end
 from mpipipe.trainer.feed import Nested, TensorFeed
-from mpipipe.trainer.report import StepReport, reason_to_skip, refuse_difference
+from mpipipe.trainer.report import Shared, StepReport, other_size_text, reason_to_skip, refuse_difference
+from mpipipe.trainer.sameness import (
+    instance_checksums,
+    joined,
+    refuse_other_batches,
+    refuse_other_weights,
+)
 from mpipipe.trainer.saving import Saver
 from mpipipe.trainer.tracing import open_trace
 from mpipipe.transport import Transport
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Shared:
-    """What the ranks tell each other at the end of a step's pipeline."""
-
-    loss_sum: float
-    count: int
-    bubble_fraction: float
-    stop: bool
 
 
 class Trainer:
@@ -97,13 +92,15 @@ class Trainer:
         self._tables: dict[int, tuple[int, RankProgram]] = {}
         self._evaluation_programs: dict[int, RankProgram] = {}
         placement = self._build_table(self.config.num_microbatches).placement
+        self._looks_at_batches = self.transport.size > 1 and self.transport.rank in (placement[0], placement[-1])
         model = LayerList.of(layers, names, descriptions, tied)
+        self._instances = instance_checksums(layers) if self.transport.size > 1 else None
         self.model = build_rank_model(self.config, model, loss_fn, placement, self.transport, self._device)
         self.optimizer = AdamW(self.model.parameters, self.config)
         self.paths = RunPaths(Path(self.config.run.dir))
         self.recorder = Recorder(None)
         self._layers = model
-        self._traced = False
+        self._traced = self._told_of_size = False
         self._silent = Recorder(None)
         self._recorder_now = self._silent
         self._engine = Engine(self.transport, self._device, self.recorder, self.model.stages, len(placement))
@@ -120,7 +117,8 @@ class Trainer:
         is valid).
 
         ``batch``: (inputs, targets), any structure of tensors with the batch first; it is cut into microbatches of
-        ``batch.microbatch``.
+        ``batch.microbatch``. The loader decides how many rows it has: another number than ``batch.sequences`` is taken
+        as it is, with a warning the first time.
         """
         report = self.step_report(batch)
         return math.nan if report.loss is None else report.loss
@@ -132,14 +130,20 @@ class Trainer:
         when to when this rank loaded the batch (``time.perf_counter_ns``), for the trace.
         """
         config = self.config
+        self._compare_instances()
         feed = TensorFeed(
             batch,
             config.batch.microbatch,
             self._device,
+            looked_at=self._looks_at_batches,
             draw_seed=config.run.seed,
             step=self.step_index,
             first_sample=self.samples_seen,
         )
+        if feed.rows != config.batch.sequences and not self._told_of_size:
+            self._told_of_size = True
+            if self.transport.rank == 0:
+                _log.warning("%s", other_size_text(feed.rows, feed.num_microbatches, config))
         table_id, program = self._program(feed.num_microbatches)
         recorder = self._step_recorder()
         start = time.perf_counter_ns()  # a table to build and trace files to open are no part of the step
@@ -148,8 +152,8 @@ class Trainer:
             recorder.record(int(EventKind.LOAD_DATA), *loaded_ns)
         for total in self.model.all_gradients:
             total.clear()
-        result = self._engine.run(program, feed)
-        shared = self._share(result, feed.rows, recorder, stop)
+        result = self._run(program, feed, f"step {self.step_index + 1}")
+        shared = self._share(result, feed, recorder, stop)
         norm, skipped = self._update(recorder, shared.count)
         loss = shared.loss_sum / shared.count if shared.count else None
         self.step_index += 1
@@ -171,23 +175,32 @@ class Trainer:
         self.last_report = report
         return report
 
-    def _share(self, result: RunResult, sequences: int, recorder: Recorder, stop: bool) -> _Shared:
+    def _run(self, program: RankProgram, feed: TensorFeed, what: str) -> RunResult:
+        try:
+            return self._engine.run(program, feed)
+        except Exception as error:
+            error.add_note(f"mpipipe: in {what}")
+            raise
+
+    def _share(self, result: RunResult, feed: TensorFeed, recorder: Recorder, stop: bool) -> Shared:
         """Tell every rank the loss, the number of valid items and what the pipeline took.
 
-        Raises ``EngineError`` on every rank when they were not given the same batch, or are not at the same step.
+        Raises ``EngineError`` on every rank when they are not at the same step, ``DataError`` when they were not given
+        the same batch.
         """
         t0 = time.perf_counter_ns()
         offset = self._clock_offset_ns
         times = [recorder.busy_ns, result.start_ns + offset, result.end_ns + offset]
-        mine = [result.loss_sum, result.count, *times, float(stop), sequences, self.step_index]
+        mine = [result.loss_sum, result.count, *times, float(stop), feed.rows, self.step_index, feed.checksum]
         rows = collectives.all_gather(self.transport, np.array(mine, dtype=np.float64))
         recorder.record(int(EventKind.LOSS), t0, time.perf_counter_ns())
         for column, what in ((6, "sequences in the batch"), (7, "steps done")):
             refuse_difference(rows[:, column].tolist(), what)
+        refuse_other_batches(rows[:, 8].tolist())
         last = rows[self.model.placement[-1]]
         makespan = rows[:, 4].max() - rows[:, 3].min()
         bubble = 1.0 - rows[:, 2].sum() / (self.transport.size * makespan) if makespan > 0 else 0.0
-        return _Shared(float(last[0]), int(last[1]), float(bubble), bool(rows[:, 5].any()))
+        return Shared(float(last[0]), int(last[1]), float(bubble), bool(rows[:, 5].any()))
 
     def _update(self, recorder: Recorder, count: int) -> tuple[float, str | None]:
         """Add up tied parts, divide once by ``count``, clip by the norm of the whole gradient, and step. Returns (norm,
@@ -237,37 +250,49 @@ class Trainer:
                 first_bad = info.name
         return math.sqrt(total) if total >= 0 else total, first_bad
 
+    def _compare_instances(self) -> None:
+        """Once, before weights are first used that came with the layers."""
+        if self._instances is not None and not self.saver.restored:
+            refuse_other_weights(self.transport, self._layers.names, self._instances)
+        self._instances = None
+
     # --- evaluation ---
 
     def evaluate(self, batches: Iterable[tuple[Nested, Nested]]) -> float:
         """Loss per valid item over all ``batches`` (nan without any). Changes nothing: weights, moments, random state,
         position.
 
-        Batches may have other sizes than those of a step. Raises ``EngineError`` on every rank when one was given
-        other batches.
+        Batches may have other sizes than those of a step. Raises ``EngineError`` or ``DataError`` on every rank when
+        one was given other batches.
         """
+        self._compare_instances()
         t0 = time.perf_counter_ns()
-        total, count, done, sequences = 0.0, 0, 0, 0
+        total, count, done, sequences, seen = 0.0, 0, 0, 0, 0
         self._engine.recorder = self._silent
         modes = [(module, module.training) for layer in self.model.modules for module in layer.modules()]
         for layer in self.model.modules:
             layer.eval()
         try:
             for batch in batches:
-                feed = TensorFeed(batch, self.config.batch.microbatch, self._device)
-                result = self._engine.run(self._evaluation_program(feed.num_microbatches), feed)
+                feed = TensorFeed(
+                    batch, self.config.batch.microbatch, self._device, looked_at=self._looks_at_batches
+                )
+                program = self._evaluation_program(feed.num_microbatches)
+                result = self._run(program, feed, f"batch {done + 1} of an evaluation")
                 total += result.loss_sum
                 count += result.count
                 done += 1
                 sequences += feed.rows
+                seen = joined(seen, feed.checksum)
         finally:
             for module, training in modes:
                 module.training = training
             self._engine.recorder = self._recorder_now
-        rows = collectives.all_gather(self.transport, np.array([total, count, done, sequences], dtype=np.float64))
+        rows = collectives.all_gather(self.transport, np.array([total, count, done, sequences, seen], dtype=np.float64))
         self._recorder_now.record(int(EventKind.EVALUATE), t0, time.perf_counter_ns())
         refuse_difference(rows[:, 2].tolist(), "batches in the evaluation")
         refuse_difference(rows[:, 3].tolist(), "sequences in the evaluation")
+        refuse_other_batches(rows[:, 4].tolist(), "batch to the evaluation")
         total, count = rows[self.model.placement[-1], :2]
         return float(total / count) if count else math.nan
 

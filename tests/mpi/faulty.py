@@ -63,6 +63,8 @@ def main() -> None:
                 at_step_two()
             rows = 6 if GUILTY and FAULT == "rows" and step == 2 else 8
             trainer.step(little.batch(step, rows))
+            if FAULT == "batches":
+                trainer.evaluate([little.batch(90 + number, 8) for number in range(3 if GUILTY and step == 2 else 2)])
 
 
 main()

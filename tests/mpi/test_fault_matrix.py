@@ -6,19 +6,16 @@ from __future__ import annotations
 
 import json
 import re
-import time
-import uuid
 from pathlib import Path
 
 import pytest
-from launch import REPOSITORY, Launch, launch
+from launch import REPOSITORY, Launch, launch_marked
 
 from mpipipe.data import build_byte_tokens
 
 pytestmark = pytest.mark.mpi
 
 SCRIPTS = REPOSITORY / "tests" / "mpi"
-SOON_S = 30.0
 
 RUN_FILE = """
 [run]
@@ -52,26 +49,8 @@ WORDS = {
 }
 
 
-def processes_with(marker: str) -> list[int]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if marker.encode() in path.read_bytes():
-                found.append(int(path.parent.name))
-        except OSError:
-            continue
-    return found
-
-
 def start(script: str, *arguments: str | Path) -> Launch:
-    marker = f"marker-{uuid.uuid4().hex}"
-    ended = launch(3, SCRIPTS / script, *arguments, marker, timeout=SOON_S + 60)
-    for _ in range(20):
-        if not processes_with(marker):
-            break
-        time.sleep(0.1)
-    assert not processes_with(marker)
-    assert ended.seconds < SOON_S
+    ended = launch_marked(3, SCRIPTS / script, *arguments, "MARKER")
     assert ended.returncode != 0
     return ended
 

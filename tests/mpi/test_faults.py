@@ -5,20 +5,17 @@ left. A fault that all ranks see alike is told once.
 from __future__ import annotations
 
 import json
-import time
-import uuid
 from pathlib import Path
 
 import h5py
 import pytest
-from launch import REPOSITORY, Launch, launch
+from launch import REPOSITORY, launch_marked
 
 from mpipipe.data import build_byte_tokens
 
 pytestmark = pytest.mark.mpi
 
 SCRIPT = REPOSITORY / "tests" / "mpi" / "faulty.py"
-SOON_S = 30.0
 
 RUN_FILE = """
 [run]
@@ -40,33 +37,6 @@ ranks = {ranks}
 """
 
 
-def processes_with(marker: str) -> list[str]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if marker in words:
-            found.append(words)
-    return found
-
-
-def start(num_ranks: int, *arguments: str | Path) -> Launch:
-    """Launch with a marker of its own in the place of MARKER; nothing marked is left two seconds after its end."""
-    marker = f"marker-{uuid.uuid4().hex}"
-    marked = [str(argument).replace("MARKER", marker) for argument in arguments]
-    ended = launch(num_ranks, *marked, timeout=SOON_S + 60)
-    for _ in range(20):
-        left = processes_with(marker)
-        if not left:
-            break
-        time.sleep(0.1)
-    assert not left, left
-    assert ended.seconds < SOON_S
-    return ended
-
-
 @pytest.mark.parametrize(
     "fault, rank, words",
     [
@@ -79,7 +49,7 @@ def start(num_ranks: int, *arguments: str | Path) -> Launch:
     ],
 )
 def test_an_exception_on_one_rank_ends_the_job(fault: str, rank: int, words: str) -> None:
-    ended = start(3, SCRIPT, fault, str(rank), "MARKER")
+    ended = launch_marked(3, SCRIPT, fault, str(rank), "MARKER")
     assert ended.returncode != 0
     first = ended.stderr.index("Traceback")
     told = ended.stderr.index(f"mpipipe: rank {rank} failed")
@@ -93,19 +63,26 @@ def test_an_exception_on_one_rank_ends_the_job(fault: str, rank: int, words: str
 
 
 def test_a_rank_that_is_killed_ends_the_job() -> None:
-    ended = start(3, SCRIPT, "kill", "1", "MARKER")
+    ended = launch_marked(3, SCRIPT, "kill", "1", "MARKER")
     assert ended.returncode != 0
 
 
 def test_a_batch_of_another_size_on_one_rank_ends_the_job() -> None:
     """Each rank compares itself with the one before it; without that, all would wait for comm.timeout_s."""
-    ended = start(3, SCRIPT, "rows", "1", "MARKER")
+    ended = launch_marked(3, SCRIPT, "rows", "1", "MARKER")
     assert ended.returncode == 1, ended.stderr
     told = (
         "rank 1 was given 6 sequences, rank 0 8: every rank calls the trainer",
         "rank 2 was given 8 sequences, rank 1 6: every rank calls the trainer",
     )
     assert any(words in ended.stderr for words in told), ended.stderr
+
+
+def test_an_evaluation_over_another_number_of_batches_on_one_rank_ends_the_job() -> None:
+    """MPI takes what is sent before anyone asks for it: the next step would get the extra batch's activations."""
+    ended = launch_marked(3, SCRIPT, "batches", "0", "MARKER")
+    assert ended.returncode == 1, ended.stderr
+    assert "every rank calls the trainer with the same arguments" in ended.stderr
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +108,7 @@ def write_run_file(folder: Path, name: str, ranks: int, more: str = "") -> Path:
 )
 def test_a_wrong_run_file_is_told_once(name: str, ranks: int, more: str, key: str, words: str, folder: Path) -> None:
     path = write_run_file(folder, name, ranks, more)
-    ended = start(3, "-m", "mpipipe", "train", path, "--set", "run.name=MARKER")
+    ended = launch_marked(3, "-m", "mpipipe", "train", path, "--set", "run.name=MARKER")
     both = ended.stdout + ended.stderr
     assert ended.returncode == 2, both
     assert both.count(key) >= 1
@@ -145,7 +122,7 @@ def test_bad_data_that_only_some_ranks_read_ends_the_job(folder: Path) -> None:
     with h5py.File(folder / "train.h5", "r+") as file:
         file["tokens"][...] = 65
         file["tokens"][100:] = 200
-    ended = start(3, "-m", "mpipipe", "train", write_run_file(folder, "data", 3), "--set", "run.name=MARKER")
+    ended = launch_marked(3, "-m", "mpipipe", "train", write_run_file(folder, "data", 3), "--set", "run.name=MARKER")
     assert ended.returncode != 0
     assert "token id 200 is outside 0 to 127" in ended.stderr
     assert f"{folder}/train.h5, position" in ended.stderr

@@ -11,6 +11,7 @@ import torch
 
 from mpipipe.model import IGNORED_LABEL, Draw
 from mpipipe.trainer.feed import TensorFeed
+from mpipipe.trainer.sameness import joined
 from mpipipe.transport import Transport, run_ranks, solo
 
 CUTS = [(2, "1f1b", 1), (4, "1f1b", 1), (3, "gpipe", 1), (1, "interleaved", 2), (2, "interleaved", 2)]
@@ -61,10 +62,11 @@ class Ragged:
     def __init__(self, batch: Microbatches, microbatch: int, device: Any, **given: Any) -> None:
         first = given.pop("first_sample", 0)
         self._feeds = []
-        self.rows = 0
+        self.rows = self.checksum = 0
         for part in batch:
             self._feeds.append(TensorFeed(part, len(part[0]), device, first_sample=first + self.rows, **given))
             self.rows += len(part[0])
+            self.checksum = joined(self.checksum, self._feeds[-1].checksum)
         self.num_microbatches = len(batch)
 
     def signature(self, microbatch: int) -> Hashable:

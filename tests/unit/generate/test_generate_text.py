@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+import little
 import numpy as np
 import pytest
 import torch
@@ -20,6 +21,8 @@ from mpipipe.formats.checkpoint import make_manifest, write_manifest, write_mast
 from mpipipe.formats.paths import RunPaths
 from mpipipe.generate import generate, sampler
 from mpipipe.model import gpt2_layers, token_loss
+from mpipipe.trainer import Trainer
+from mpipipe.transport import solo
 
 TEXT = b"pipelines "
 MODEL = {"layers": 1, "hidden": 32, "heads": 2, "vocab": 128, "sequence": 8}
@@ -179,3 +182,13 @@ def test_temperature_and_seed_on_the_command_line(
     assert "error: a temperature of -1 was asked for (allowed: 0, " in capsys.readouterr().err
     assert main([*arguments[:3], ""]) == 2
     assert capsys.readouterr().err == "error: the prompt is empty (allowed: at least one character)\n"
+
+
+def test_a_run_of_a_scripts_layers_is_refused_in_words(tmp_path: Path) -> None:
+    trainer = Trainer(little.config(run_dir=str(tmp_path)), [little.linear()], little.square_loss, transport=solo())
+    trainer.step(little.batch(0))
+    trainer.save()
+    with pytest.raises(ConfigError) as caught:
+        generate(tmp_path, "a", 1)
+    assert str(caught.value).startswith(f"{RunPaths(tmp_path).checkpoint(1)}: model: this section is required here: ")
+    assert str(caught.value).endswith("A run whose layers come from a script has none, and this verb can't know them")

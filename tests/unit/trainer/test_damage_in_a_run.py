@@ -98,7 +98,9 @@ def test_other_data_at_a_resume_is_said(tmp_path: Path, caplog: pytest.LogCaptur
     build_byte_tokens([tmp_path / "b.txt"], tmp_path / "other.h5")
     with caplog.at_level(logging.WARNING):
         start(2, tmp_path, run__steps=5, data__train=[str(tmp_path / "other.h5")])
-    assert sum("data.train was" in record.message for record in caplog.records) == 1
+    said = [record.message for record in caplog.records if "data.train" in record.message]
+    files = [f"{tmp_path}/{name}.h5" for name in ("tokens", "other")]
+    assert said == [f"data.train was {files[0]} when step-00000004 was saved, and is {files[1]} now"]
 
 
 def test_another_order_of_the_data_at_a_resume_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -17,8 +17,8 @@ from mpipipe.errors import CheckpointError, ConfigError, DataError, SetupError
 from mpipipe.formats.checkpoint import list_checkpoints, read_manifest
 from mpipipe.formats.paths import RunPaths
 from mpipipe.lifecycle import RunLock
-from mpipipe.trainer import TrainOutcome, eval_run, train_run
-from mpipipe.transport import Transport, run_ranks
+from mpipipe.trainer import Trainer, TrainOutcome, eval_run, train_run
+from mpipipe.transport import Transport, run_ranks, solo
 
 KEYS = ("step", "loss", "grad_norm", "lr", "tokens", "tokens_per_s", "step_s", "bubble_fraction")
 
@@ -178,8 +178,33 @@ def test_a_finished_run_has_nothing_left_to_do(tokens: Path, tmp_path: Path) -> 
     said: list[dict[str, object]] = []
     again = run(3, config(tokens, tmp_path), report=said.append)
     assert (again.exit_code, again.step, again.checkpoint) == (0, done.step, done.checkpoint)
-    assert [line["event"] for line in said] == ["finished"] * 3
+    expected = {"event": "finished", "step": done.step, "steps": done.step, "dir": str(tmp_path)}
+    assert said == [expected] * 3
+    other = config(tokens, tmp_path).model_copy(update={"data": config(tokens, tmp_path).data.model_copy(
+        update={"train": ("other.h5",)})})  # fmt: skip
+    said.clear()
+    run(1, other, report=said.append)
+    assert said == [expected | {"trained_on": [str(tokens / "train.h5")], "asked_for": ["other.h5"]}]
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(("saved", "note"), [
+    (2, "the same command goes on from step 2"), (0, "no step was saved yet")])  # fmt: skip
+def test_an_interrupt_says_where_the_run_goes_on(
+    tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: int, note: str
+) -> None:
+    step = Trainer.step_report
+
+    def interrupted(self: Trainer, *given: object, **named: object) -> object:
+        if self.step_index == 3:
+            raise KeyboardInterrupt
+        return step(self, *given, **named)
+
+    monkeypatch.setattr(Trainer, "step_report", interrupted)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        train_run(config(tokens, tmp_path, checkpoint__every_steps=saved), solo())
+    assert caught.value.__notes__ == [note]
+    assert (status(tmp_path)["state"], status(tmp_path)["error"]) == ("failed", "interrupted (SIGINT)")
 
 
 def test_a_folder_in_which_another_launch_writes_is_refused(tokens: Path, tmp_path: Path) -> None:

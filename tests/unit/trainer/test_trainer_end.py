@@ -6,6 +6,7 @@ import little
 import pytest
 
 from mpipipe.trainer import Trainer
+from mpipipe.trainer.ending import end_job
 from mpipipe.transport import Request, Transport, run_ranks, solo
 from mpipipe.transport.loopback import LoopbackTransport
 
@@ -89,3 +90,15 @@ def test_an_error_after_the_end_is_the_rank_s_own(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ValueError, match="afterwards"):
         block()
     assert world.ended_with == []
+
+
+def test_an_interrupt_of_a_script_takes_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C reaches every rank; the first one tells, and ends the others while they wait."""
+    waited: list[float] = []
+    monkeypatch.setattr("mpipipe.trainer.ending.time.sleep", waited.append)
+    world = SecondOfTwo()
+    end_job(world, KeyboardInterrupt())  # type: ignore[arg-type]
+    assert (waited, world.ended_with) == ([1.0], [1])
+    assert capsys.readouterr().err == "mpipipe: rank 1 was interrupted, the job ends\n"

@@ -8,16 +8,25 @@ have F = 1.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mpipipe.config import Config
 from mpipipe.partition import LayerDescription, Partition, describe_gpt2, make_partition
-from mpipipe.schedule import Costs, ScheduleTable, Simulation, build, formulas, simulate
+from mpipipe.schedule import Costs, ScheduleTable, Simulation, fewer_microbatches, formulas, simulate
+from mpipipe.schedule.exchange import is_file, table_named
+from mpipipe.schedule.search import SearchResult, search
 from mpipipe.units import counted
 
 ENOUGH_MICROBATCHES_PER_RANK = 4
 """With four microbatches a rank and one chunk, at most a fifth of the time is spent waiting."""
+
+AUTO = "auto"
+"""The value of ``pipeline.schedule`` that lets the planner choose."""
+
+COST_UNITS = 1000
+"""The whole-number unit of ``choose_schedule``: the forward of an average stage has this cost."""
 
 
 @dataclass(frozen=True)
@@ -90,15 +99,37 @@ def plan(config: Config, num_ranks: int) -> PlanReport:
     Raises PartitionError if the model can't be cut for that many, ScheduleError for a schedule that is unknown or does
     not take the chunks.
     """
-    chunks = config.pipeline.chunks
-    table = build(config.pipeline.schedule, p=num_ranks, v=chunks, m=config.num_microbatches)
     descriptions = describe_gpt2(config.needed_model())
-    partition = make_partition(descriptions, table.num_stages, config.pipeline.partition, ranks=num_ranks)
+    stages = num_ranks * config.pipeline.chunks
+    partition = make_partition(descriptions, stages, config.pipeline.partition, ranks=num_ranks)
     costs = relative_costs(descriptions, partition)
+    table = schedule_table(config, num_ranks, config.num_microbatches, descriptions)
     return _report(table, partition, costs, simulate(table, costs))
 
 
-def relative_costs(descriptions: list[LayerDescription], partition: Partition) -> Costs:
+def schedule_table(
+    config: Config, num_ranks: int, num_microbatches: int, descriptions: Sequence[LayerDescription]
+) -> ScheduleTable:
+    """The table of ``pipeline.schedule``: of a family, of a file, or for "auto" the one that ``choose_schedule`` finds
+    for the layers' costs. The same on every rank. With fewer microbatches than the config's, "auto" keeps its table and
+    leaves the others out, so that the placement stays. Raises ScheduleError, PartitionError."""
+    pipeline = config.pipeline
+    if pipeline.schedule != AUTO:
+        return table_named(pipeline.schedule, p=num_ranks, v=pipeline.chunks, m=num_microbatches)
+    if num_microbatches < config.num_microbatches:
+        whole = schedule_table(config, num_ranks, config.num_microbatches, descriptions)
+        return fewer_microbatches(whole, num_microbatches)
+    stages = num_ranks * pipeline.chunks
+    partition = make_partition(descriptions, stages, pipeline.partition, ranks=num_ranks)
+    return choose_schedule(
+        relative_costs(descriptions, partition),
+        num_ranks=num_ranks,
+        chunks_per_rank=pipeline.chunks,
+        num_microbatches=num_microbatches,
+    ).table
+
+
+def relative_costs(descriptions: Sequence[LayerDescription], partition: Partition) -> Costs:
     """F, I and W of every stage in forwards of an average stage; I and W are half the backward each."""
     stages = [descriptions[start:stop] for start, stop in partition.bounds]
     forward = [math.fsum(layer.flops_forward for layer in stage) for stage in stages]
@@ -106,6 +137,36 @@ def relative_costs(descriptions: list[LayerDescription], partition: Partition) -
     unit = math.fsum(forward) / len(stages) or 1.0
     halves = [flops / unit for flops in half]
     return Costs(F=[flops / unit for flops in forward], I=halves, W=halves)
+
+
+def choose_schedule(
+    costs: Costs,
+    *,
+    num_ranks: int,
+    chunks_per_rank: int,
+    num_microbatches: int,
+    cap: int | Sequence[int] | None = None,
+    split: bool = True,
+    effort: int = 0,
+) -> SearchResult:
+    """The table of ``pipeline.schedule = "auto"`` for ``costs`` as ``relative_costs`` gives them.
+
+    Ordered, with one copy of every stage, so that it can be executed and the bit contract holds. ``cap``: most chunk
+    activations of a rank, one number or one a rank; None: as many as make no rank wait, of which the choice keeps the
+    fewest that the shortest table needs. ``split``: whether the backward may be split. ``effort``: of the local
+    search; 0 for none, so that a start takes no time for it. The same on every rank and
+    machine: costs are rounded to thousandths of a forward of an average stage and taken as whole numbers, so that no
+    sum depends on its order. ``simulation`` and ``lower_bound`` of the result are in these thousandths. Raises
+    ScheduleError.
+    """
+    stages = num_ranks * chunks_per_rank
+    forward, _, input_gradient, weight = (row.tolist() for row in costs.per_stage(stages))
+    whole = Costs(
+        F=[float(round(COST_UNITS * cost)) for cost in forward],
+        I=[float(round(COST_UNITS * cost)) for cost in input_gradient],
+        W=[float(round(COST_UNITS * cost)) for cost in weight],
+    )
+    return search(p=num_ranks, v=chunks_per_rank, m=num_microbatches, costs=whole, cap=cap, split=split, effort=effort)
 
 
 def _report(table: ScheduleTable, partition: Partition, costs: Costs, simulation: Simulation) -> PlanReport:
@@ -132,7 +193,7 @@ def advice(num_ranks: int, chunks_per_rank: int, num_microbatches: int, schedule
     Speaks up when there are fewer than four microbatches a rank, with the bubble fraction now and at four, and for
     ``naive``.
     """
-    if num_ranks == 1:
+    if num_ranks == 1 or schedule == AUTO or is_file(schedule):
         return []
     now = formulas.bubble_fraction(schedule, num_ranks, chunks_per_rank, num_microbatches)
     if schedule == "naive":

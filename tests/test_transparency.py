@@ -8,7 +8,7 @@ import pytest
 import tiny
 
 from mpipipe.schedule import build, names
-from mpipipe.transport import run_ranks, solo
+from mpipipe.transport import Transport, run_ranks, solo
 
 
 @functools.cache
@@ -33,6 +33,23 @@ def test_same_bits_for_every_cut_and_schedule(schedule: str, chunks: int, p: int
     expected = reference(2 * m, tied)
     assert story.steps == expected.steps
     assert story.state == expected.state
+
+
+@pytest.mark.parametrize("p, chunks", [(2, 1), (2, 2), (4, 1), (3, 2)])
+def test_same_bits_for_a_table_that_the_planner_chooses(p: int, chunks: int) -> None:
+    config = tiny.config(schedule="auto", chunks=chunks)
+    assert tiny.merge(run_ranks(p, lambda transport: tiny.run(config, transport))).state == reference(8, True).state
+
+
+def test_a_batch_of_fewer_microbatches_keeps_the_placement_that_was_chosen() -> None:
+    """As at the end of an epoch, on a table that was searched for more."""
+
+    def work(transport: Transport, schedule: str) -> list[float | None]:
+        with tiny.trainer(tiny.config(schedule=schedule, chunks=2 if transport.size > 1 else 1), transport) as made:
+            return [made.step_report(tiny.batch(step, rows)).loss for step, rows in enumerate((8, 3, 8, 2))]
+
+    expected = work(solo(), "1f1b")
+    assert run_ranks(2, lambda transport: work(transport, "auto")) == [expected] * 2
 
 
 def test_every_schedule_with_one_copy_of_each_stage_is_in_the_grid() -> None:

@@ -126,13 +126,16 @@ def _command(verb: str, run_file: Path, settings: list[str] | None = None, *more
 def _check_schedule(config: Config, ranks: int, file: Path) -> None:
     """Raise ConfigError unless there is a table of ``pipeline.schedule`` that this version trains with."""
     from mpipipe.config import unknown_schedule
+    from mpipipe.planner import AUTO
     from mpipipe.schedule import names
     from mpipipe.schedule.exchange import is_file, table_named
 
     pipeline = config.pipeline
+    if pipeline.schedule == AUTO:
+        return
     family = pipeline.schedule.partition(":")[0]
     if family not in names() and not is_file(pipeline.schedule):
-        raise unknown_schedule(pipeline.schedule, names(), file)
+        raise unknown_schedule(pipeline.schedule, (*names(), AUTO), file)
     try:
         table = table_named(pipeline.schedule, p=ranks, v=pipeline.chunks, m=config.num_microbatches)
     except ScheduleError as error:
@@ -207,10 +210,13 @@ def _evaluate(config: Config, transport: Transport, resume: str | None, as_json:
 
 
 def _log_context(config: Config, transport: Transport) -> LogContext:
+    from mpipipe.planner import AUTO
     from mpipipe.schedule.exchange import table_named
     from mpipipe.topology import stages_on
 
     pipeline = config.pipeline
+    if pipeline.schedule == AUTO:  # the search says it later
+        return LogContext(rank=transport.rank, stages=AUTO)
     table = table_named(pipeline.schedule, p=transport.size, v=pipeline.chunks, m=config.num_microbatches)
     stages = stages_on(table.placement, transport.rank)
     return LogContext(rank=transport.rank, stages=",".join(str(stage) for stage in stages))

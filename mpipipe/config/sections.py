@@ -201,7 +201,7 @@ class PipelineSection(Section):
     ranks: Count | None = Field(None, description="pipeline ranks (default: all ranks that were started)")
     replicas: Count = Field(1, description="data-parallel copies of the pipeline")
     chunks: Count = Field(1, description="pieces of the model on each rank")
-    schedule: Text = Field("1f1b", description="a name that 'mpipipe schedule list' prints, or a table's file")
+    schedule: Text = Field("1f1b", description="a name that 'mpipipe schedule list' prints, a table's file, or auto")
     partition: Annotated[str | tuple[int, ...], PlainValidator(_check_partition)] = Field(
         "cost", description='"cost" (equal computing time), "even" (equal layer counts), or a list: layers per stage'
     )

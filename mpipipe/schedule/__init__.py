@@ -16,6 +16,7 @@ from mpipipe.schedule.draw.html import Shown, html_text
 from mpipipe.schedule.draw.png import draw_png
 from mpipipe.schedule.draw.svg import svg_text
 from mpipipe.schedule.draw.text import draw_text
+from mpipipe.schedule.fewer import fewer_microbatches
 from mpipipe.schedule.figures import figures
 from mpipipe.schedule.forward_only import forward_only
 from mpipipe.schedule.lower import lower, strip
@@ -46,6 +47,7 @@ __all__ = [
     "critical_path",
     "draw_png",
     "draw_text",
+    "fewer_microbatches",
     "figures",
     "find_deadlock",
     "find_problems",

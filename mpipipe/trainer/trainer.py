@@ -21,8 +21,8 @@ from mpipipe.formats.paths import RunPaths
 from mpipipe.formats.trace import EventKind
 from mpipipe.optim import AdamW, clip_factor, learning_rate, square_sum
 from mpipipe.partition import LayerDescription
+from mpipipe.planner import schedule_table
 from mpipipe.schedule import ScheduleTable, forward_only, verify
-from mpipipe.schedule.exchange import table_named
 from mpipipe.stage import LossFunction
 from mpipipe.trace import Recorder
 from mpipipe.trainer.build import Layer, LayerList, build_rank_model
@@ -91,15 +91,14 @@ class Trainer:
         self._device = open_device(self.config.comm.device)
         self._tables: dict[int, tuple[int, RankProgram]] = {}
         self._evaluation_programs: dict[int, RankProgram] = {}
+        self._layers = model = LayerList.of(layers, names, descriptions, tied)
         placement = self._build_table(self.config.num_microbatches).placement
         self._looks_at_batches = self.transport.size > 1 and self.transport.rank in (placement[0], placement[-1])
-        model = LayerList.of(layers, names, descriptions, tied)
         self._instances = instance_checksums(layers) if self.transport.size > 1 else None
         self.model = build_rank_model(self.config, model, loss_fn, placement, self.transport, self._device)
         self.optimizer = AdamW(self.model.parameters, self.config)
         self.paths = RunPaths(Path(self.config.run.dir))
         self.recorder = Recorder(None)
-        self._layers = model
         self._traced = self._told_of_size = False
         self._silent = Recorder(None)
         self._recorder_now = self._silent
@@ -320,8 +319,7 @@ class Trainer:
     # --- tables, clocks, the end ---
 
     def _build_table(self, m: int) -> ScheduleTable:
-        pipeline = self.config.pipeline
-        return table_named(pipeline.schedule, p=self.transport.size, v=pipeline.chunks, m=m)
+        return schedule_table(self.config, self.transport.size, m, self._layers.descriptions)
 
     def _program(self, m: int) -> tuple[int, RankProgram]:
         """The program for ``m`` microbatches and the number under which the trace knows its table."""

@@ -11,13 +11,14 @@ import typer
 from mpipipe.cli.options import Json, Output, new_group
 from mpipipe.cli.output import print_json
 from mpipipe.cli.schedule_check import check, compare, figures_text
+from mpipipe.cli.schedule_costs import Cost, CostsFile, Latency, costs_from
 from mpipipe.cli.schedule_hints import fitted, remarks
 from mpipipe.cli.schedule_pictures import PICTURES, Against, Colour, check_against, picture_text, wants_colour
 from mpipipe.cli.schedule_search import search
 from mpipipe.errors import ConfigError, TableFileError
 
 if TYPE_CHECKING:
-    from mpipipe.schedule import Costs, ScheduleTable, Simulation
+    from mpipipe.schedule import ScheduleTable, Simulation
 
 app = new_group("Schedule tables: which rank does what, in which order.")
 app.command()(check)
@@ -30,10 +31,6 @@ _ENDINGS = {
 }  # fmt: skip
 _NEED_A_FILE = {"png": "a picture needs a file", "h5": "HDF5 needs a file"}
 _MOST = 1_000_000
-_Cost = Annotated[str, typer.Option("--cost", metavar="F=1,I=1,W=1", help="Durations of one chunk; B takes I + W.")]
-_Latency = Annotated[
-    float, typer.Option("--latency", help="One way, for each hop between ranks, in the costs' unit.")
-]
 
 
 @app.command("list")
@@ -74,8 +71,9 @@ def show(
             max=_MOST,
         ),
     ] = None,
-    cost: _Cost = "",
-    latency: _Latency = 0.0,
+    cost: Cost = "",
+    costs_file: CostsFile = None,
+    latency: Latency = 0.0,
     form: Annotated[
         Literal["text", "csv", "torch-csv", "torch-comms-csv", "json", "png", "svg", "html", "h5", "chrome"] | None,
         typer.Option("--format", help="Default: by the ending of the output file, else text.", show_default=False),
@@ -91,7 +89,7 @@ def show(
     chosen = _format(form, output, as_json)
     check_against(against, chosen)
     table = find_table(name, ranks=ranks, microbatches=microbatches, chunks=chunks)
-    simulation = simulate(table, parse_costs(cost), latency)
+    simulation = simulate(table, costs_from(cost, costs_file), latency)
     text = None
     if chosen == "text":
         drawn = draw_text(table, simulation, colour=wants_colour(colour, output))
@@ -116,8 +114,9 @@ def convert(
         Literal["csv", "torch-csv", "torch-comms-csv", "h5", "json", "chrome"] | None,
         typer.Option("--format", help="Default: by the ending of OUT (.csv, .h5, .json).", show_default=False),
     ] = None,
-    cost: _Cost = "",
-    latency: _Latency = 0.0,
+    cost: Cost = "",
+    costs_file: CostsFile = None,
+    latency: Latency = 0.0,
 ) -> None:
     """Write a table in another format; json and chrome are of its simulation, at these costs."""
     from mpipipe.schedule import simulate
@@ -128,7 +127,7 @@ def convert(
         raise ConfigError(
             f"can't convert to {chosen}; 'mpipipe schedule show FILE' draws", key="OUT", value=str(target)
         )
-    costs = parse_costs(cost)
+    costs = costs_from(cost, costs_file)
     table = load_table(source)
     simulation = simulate(table, costs, latency) if chosen in ("json", "chrome") else None
     _write(target, chosen, table, simulation, key="OUT")
@@ -155,26 +154,6 @@ def find_table(
                 f"{asked} was asked for, the table of {name} has {found}", key=key, value=asked, allowed=str(found)
             )
     return table
-
-
-def parse_costs(text: str) -> Costs:
-    """Costs from ``F=1,I=1,W=1``; what is not named costs 1. Raises ConfigError."""
-    from mpipipe.schedule import Costs
-
-    costs = {"F": 1.0, "I": 1.0, "W": 1.0}
-    given: set[str] = set()
-    for part in text.split(",") if text else ():
-        name, _, number = part.partition("=")
-        name = name.strip()
-        try:
-            value = float(number)
-        except ValueError:
-            value = -1.0
-        if name not in costs or name in given or not 0 <= value < float("inf"):
-            raise ConfigError(f"'{part}' is no cost", key="--cost", value=text, allowed="F, I and W, as F=1,I=1,W=0.5")
-        given.add(name)
-        costs[name] = value
-    return Costs(**costs)
 
 
 def _format(form: str | None, output: Path | None, as_json: bool, *, key: str = "-o") -> str:

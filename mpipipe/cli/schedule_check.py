@@ -12,6 +12,7 @@ import typer
 from mpipipe.cli.errors import EXIT_USAGE
 from mpipipe.cli.options import Json
 from mpipipe.cli.output import print_json, print_table
+from mpipipe.cli.schedule_costs import Cost, CostsFile, Latency, costs_from
 from mpipipe.errors import ConfigError, ScheduleError
 
 if TYPE_CHECKING:
@@ -141,8 +142,9 @@ def compare(
         typer.Option("-v", "--chunks", help="Pieces of the model on each rank.", min=1, max=1_000_000,
                      show_default="what each schedule is made for"),
     ] = None,
-    cost: Annotated[str, typer.Option("--cost", metavar="F=1,I=1,W=1", help="Durations of one chunk.")] = "",
-    latency: Annotated[float, typer.Option("--latency", help="One way, for each hop between ranks.")] = 0.0,
+    cost: Cost = "",
+    costs_file: CostsFile = None,
+    latency: Latency = 0.0,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Print the figures of several schedules side by side, the least waiting first.
@@ -150,11 +152,10 @@ def compare(
     Costs are those of one chunk, so compare by the columns that do not depend on it: 'time / work' is the makespan over
     the work of the busiest rank, 'peak / v' the activations kept, in microbatches of all layers of a rank.
     """
-    from mpipipe.cli.schedule import parse_costs
     from mpipipe.schedule import build, names
     from mpipipe.schedule.exchange import is_file, load_table
 
-    costs = parse_costs(cost)
+    costs = costs_from(cost, costs_file)
     chosen = list(dict.fromkeys(each for name in wanted for each in (names() if name == "all" else (name,))))
     found = []
     for name in chosen:

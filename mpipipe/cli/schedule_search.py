@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,33 +9,19 @@ import typer
 from mpipipe.cli.options import Json, Output
 from mpipipe.cli.output import print_json, print_table
 from mpipipe.cli.progress import counted_progress
+from mpipipe.cli.schedule_costs import Cost, CostsFile, Latency, costs_from
 from mpipipe.errors import ConfigError, TableFileError
 
 if TYPE_CHECKING:
-    from mpipipe.schedule import Costs
     from mpipipe.schedule.search import SearchResult
 
 _MOST = 1_000_000
 _TABLE_ENDINGS = (".csv", ".h5", ".hdf5")
-_COSTS_BYTES = 16 * 1024 * 1024
 _Ranks = Annotated[int, typer.Option("-p", "--ranks", help="Pipeline ranks.", min=1, max=_MOST)]
 _Microbatches = Annotated[int, typer.Option("-m", "--microbatches", help="Microbatches a step.", min=1, max=_MOST)]
 _Chunks = Annotated[
     int | None,
     typer.Option("-v", "--chunks", help="Pieces of the model on each rank.  [default: 1]", min=1, max=_MOST),
-]
-_Cost = Annotated[str, typer.Option("--cost", metavar="F=1,I=1,W=1", help="Durations of one chunk; B takes I + W.")]
-_CostsFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--costs",
-        metavar="FILE",
-        help='JSON with one number a stage: {"F": [...], "I": [...], "W": [...]}.',
-        show_default=False,
-    ),
-]
-_Latency = Annotated[
-    float, typer.Option("--latency", help="One way, for each hop between ranks, in the costs' unit.")
 ]
 _Memory = Annotated[
     str,
@@ -61,9 +45,9 @@ def search(
     ranks: _Ranks = 4,
     microbatches: _Microbatches = 8,
     chunks: _Chunks = None,
-    cost: _Cost = "",
-    costs_file: _CostsFile = None,
-    latency: _Latency = 0.0,
+    cost: Cost = "",
+    costs_file: CostsFile = None,
+    latency: Latency = 0.0,
     memory: _Memory = "",
     split: _Split = True,
     effort: _Effort = 1,
@@ -81,7 +65,7 @@ def search(
 
     if output is not None and output.suffix.lower() not in _TABLE_ENDINGS:
         raise ConfigError("a table is saved as CSV or HDF5", key="-o", value=str(output), allowed=list(_TABLE_ENDINGS))
-    costs = _costs(cost, costs_file)
+    costs = costs_from(cost, costs_file)
     cap = parse_memory(memory)
     with counted_progress("search") as count:
         result = find(
@@ -119,45 +103,6 @@ def parse_memory(text: str) -> int | list[int] | None:
             "is no cap", key="--memory", value=text, allowed="whole numbers from 1, one or one a rank, as 8 or 8,7,6,5"
         )
     return int(parts[0]) if len(parts) == 1 else [int(part) for part in parts]
-
-
-def _costs(text: str, path: Path | None) -> Costs:
-    from mpipipe.cli.schedule import parse_costs
-
-    if path is None:
-        return parse_costs(text)
-    if text:
-        raise ConfigError("--cost and --costs exclude each other", key="--costs", value=str(path))
-    return read_costs(path)
-
-
-def read_costs(path: Path) -> Costs:
-    """Costs from a JSON file: an object with F, I and W, each a number or a list with one number a stage, or one that
-    has such an object under "costs", as ``schedule show --json`` prints. Raises ConfigError."""
-    from mpipipe.schedule import Costs
-
-    def refuse(problem: str) -> ConfigError:
-        return ConfigError(
-            problem, file=path, key="--costs", value=str(path), allowed='{"F": [...], "I": [...], "W": [...]}'
-        )
-
-    try:
-        if path.stat().st_size > _COSTS_BYTES:
-            raise refuse(f"is larger than {_COSTS_BYTES:,} bytes")
-        found = json.loads(path.read_bytes())
-    except OSError as error:
-        raise refuse(f"can't be read: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise refuse(f"is no JSON: {error}") from None
-    if isinstance(found, dict) and isinstance(found.get("costs"), dict):
-        found = found["costs"]
-    if not isinstance(found, dict) or set(found) != {"F", "I", "W"}:
-        raise refuse("must hold F, I and W, and nothing else")
-    for name, value in found.items():
-        numbers = value if isinstance(value, list) and value else [value]
-        if not all(isinstance(one, int | float) and not isinstance(one, bool) and one >= 0 for one in numbers):
-            raise refuse(f"{name} must be a number, 0 or more, or a list of such, one a stage")
-    return Costs(**{name: found[name] for name in ("F", "I", "W")})
 
 
 def search_figures(result: SearchResult) -> dict[str, Any]:

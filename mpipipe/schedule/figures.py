@@ -26,7 +26,7 @@ def figures(table: ScheduleTable, simulation: Simulation) -> dict[str, Any]:
         "stages": table.num_stages,
         "placement": _placement(table),
         "rows": done.rows(),
-        "costs": {name: _plain(getattr(simulation.costs, name)) for name in ("F", "I", "W")},
+        "costs": _costs(simulation),
     }
     for name in _NUMBERS:
         result[name] = _plain(getattr(simulation, name))
@@ -37,6 +37,13 @@ def figures(table: ScheduleTable, simulation: Simulation) -> dict[str, Any]:
     result["messages"] = simulation.messages
     result["ordered"] = done.ordered
     return result
+
+
+def _costs(simulation: Simulation) -> dict[str, Any]:
+    """F, I and W; FB where it is given."""
+    costs = simulation.costs
+    names = ("F", "I", "W") if costs.FB is None else ("F", "I", "W", "FB")
+    return {name: _plain(getattr(costs, name)) for name in names}
 
 
 def _placement(table: ScheduleTable) -> list[Any]:

@@ -113,3 +113,20 @@ def test_compare_prints_a_line_each_and_why_one_is_missing(capsys):
     assert ratios == sorted(ratios)
     assert json_of(capsys, "compare", "zb-x", code=2)["error"]["type"] == "ScheduleError"
     assert json_of(capsys, "compare", "dualpipe", "-m", "3", code=2)["error"]["type"] == "ScheduleError"
+
+
+def test_costs_of_a_file_and_of_pairs(capsys, tmp_path):
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps({"F": [1, 1, 1, 1], "I": 1, "W": [1, 1, 1, 2], "FB": 2.5}))
+    pairs = ("dualpipe-v", "-p", "2", "-m", "4")
+    error = json_of(capsys, "show", *pairs, "--costs", str(path), code=2)["error"]
+    assert "costs FB = 2.5: two actions at once take no less" in error["message"]
+    path.write_text(json.dumps({"F": 1, "I": 1, "W": 1, "FB": 2}))
+    found = json_of(capsys, "show", *pairs, "--costs", str(path))
+    assert found["costs"] == {"F": 1, "I": 1, "W": 1, "FB": 2}
+    assert found["makespan"] == json_of(capsys, "show", *pairs, "--cost", "FB=2")["makespan"]
+    assert found["makespan"] < json_of(capsys, "show", *pairs)["makespan"]
+    (one,) = json_of(capsys, "compare", *pairs, "--costs", str(path))["schedules"]
+    assert one["makespan"] == found["makespan"]
+    error = json_of(capsys, "show", "1f1b", "--cost", "F=2", "--costs", str(path), code=2)["error"]
+    assert "exclude each other" in error["message"]

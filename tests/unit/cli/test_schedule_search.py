@@ -6,7 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from mpipipe.cli.schedule import app
-from mpipipe.cli.schedule_search import parse_memory, read_costs
+from mpipipe.cli.schedule_costs import read_costs
+from mpipipe.cli.schedule_search import parse_memory
 from mpipipe.errors import ConfigError
 from mpipipe.schedule import Costs, build, simulate, verify
 from mpipipe.schedule.exchange import load_table

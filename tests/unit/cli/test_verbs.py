@@ -13,7 +13,7 @@ import pytest
 
 import mpipipe
 from mpipipe.cli import main
-from mpipipe.cli.schedule import parse_costs
+from mpipipe.cli.schedule_costs import parse_costs
 from mpipipe.data import find_files
 from mpipipe.errors import ConfigError
 

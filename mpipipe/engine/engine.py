@@ -112,6 +112,7 @@ class Engine:
         self._story.clear()
         for stage in self._stages.values():
             stage.drop_kept()  # of a run that failed
+            stage.split(stage.index in program.split)
         signatures: list[Hashable] = [(self._training, feed.signature(k)) for k in range(program.table.m)]
         self._agreement.begin(self._training, feed.rows, signatures)
         self.mail.begin(program.receives, signatures)

@@ -48,13 +48,15 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class RankProgram:
-    """What one rank does in one run of a table. ``receives`` are its receive operations in order."""
+    """What one rank does in one run of a table. ``receives`` are its receive operations in order,
+    ``split`` the stages whose backward is split."""
 
     table: ScheduleTable
     rank: int
     ops: tuple[Op, ...]
     receives: tuple[Op, ...]
     forward_only: bool
+    split: frozenset[int]
 
 
 def _peer_of(action: Action, placement: tuple[int, ...]) -> int:
@@ -141,4 +143,5 @@ def compile_program(table: ScheduleTable, rank: int) -> RankProgram:
                 Op(action.kind, action.stage, chunk, action.microbatch, row if sending else row + 1, peer, tag, number)
             )
     receives = tuple(op for op in ops if op.kind in _RECEIVES)
-    return RankProgram(table, rank, tuple(ops), receives, table.forward_only)
+    split = frozenset(op.stage for op in ops if op.kind == Kind.I)
+    return RankProgram(table, rank, tuple(ops), receives, table.forward_only, split)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from mpipipe.errors import ConfigError
 from mpipipe.model.draw import Draw, KeyedLayer
 from mpipipe.model.initial import fill_parameters
+from mpipipe.model.linear import WeightSink, linear
 from mpipipe.partition import LayerDescription, ModelShape, describe_gpt2
 
 TIED = ("embedding.tokens.weight", "head.weight")
@@ -119,9 +120,10 @@ class Head(KeyedLayer):
         super().__init__(name)
         self.weight = nn.Parameter(torch.empty(vocab, hidden))
         self.norm = nn.LayerNorm(hidden, eps=norm_eps)
+        self.weight_sink: WeightSink | None = None
 
     def forward(self, x: Tensor, draw: Draw | None = None) -> Tensor:
-        return F.linear(self.norm(x), self.weight)
+        return linear(self.norm(x), self.weight, None, self.weight_sink)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import torch
 from mpipipe.device import Device
 from mpipipe.errors import EngineError
 from mpipipe.model import Draw
-from mpipipe.stage.layer import StageLayer
+from mpipipe.stage.layer import Halves, StageLayer
 from mpipipe.units import counted
 
 LossFunction = Callable[[torch.Tensor, Any], tuple[torch.Tensor, "int | torch.Tensor"]]
@@ -40,10 +40,10 @@ class MicrobatchKey:
 @dataclass(slots=True)
 class _Kept:
     """What a microbatch leaves behind for its backward: (leaf, output) of every layer, and of the loss; after the
-    input half of a split backward also the gradient of each layer's output."""
+    input half of a split backward what each layer leaves to the weight half, the last layer's first."""
 
     layers: list[tuple[object, torch.Tensor]]
-    gradients: dict[int, torch.Tensor] = field(default_factory=dict)
+    halves: list[Halves] = field(default_factory=list)
     loss: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
@@ -146,24 +146,29 @@ class Stage:
             gradient = None if gradient is None else self._device.settle(gradient)
         return gradient
 
-    def backward_input(self, microbatch: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        """The first half of a split backward: the gradient of the stage's input; no parameter's.
+    def split(self, wanted: bool) -> None:
+        """Whether the backwards of the next forwards are split. Says nothing about what is right, only what is fast."""
+        for layer in self.layers:
+            layer.split(wanted)
 
-        As ``backward``, and everything stays until ``backward_weight``, ``gradient`` and the stage's input included:
-        leave them unchanged until then. What is returned shares no memory with either.
+    def backward_input(self, microbatch: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        """The first half of a split backward: the gradient of the stage's input.
+
+        As ``backward``, and what the second half needs stays until ``backward_weight``, ``gradient`` and the stage's
+        input included: leave them unchanged until then. What is returned shares no memory with either.
         """
         kept = self._kept[microbatch]
         given = gradient = self._from_loss(kept, gradient)
-        for place in range(len(kept.layers) - 1, -1, -1):
-            if gradient is None:
-                break
-            layer = self.layers[place]
-            layer_input, output = kept.layers[place]
-            kept.gradients[place] = gradient
+        first = kept.layers[0][0]
+        while kept.layers and gradient is not None:
+            layer = self.layers[len(kept.layers) - 1]
+            layer_input, output = kept.layers.pop()
             with _naming(layer, "the input backward", microbatch):
-                gradient = layer.backward_input(layer_input, output, gradient)
+                halves = layer.backward_input(layer_input, output, gradient)
+            kept.halves.append(halves)
+            gradient, halves.of_input = halves.of_input, None
             gradient = None if gradient is None else self._device.settle(gradient)
-        if gradient is not None and any(_share(gradient, other) for other in (given, kept.layers[0][0])):
+        if gradient is not None and any(_share(gradient, other) for other in (given, first)):
             gradient = gradient.clone()
         return gradient
 
@@ -171,14 +176,9 @@ class Stage:
         """The second half of a split backward: adds to the totals, with the same bits as ``backward``, and lets go of
         what was kept."""
         kept = self._kept.pop(microbatch)
-        while kept.layers:
-            place = len(kept.layers) - 1
-            layer = self.layers[place]
-            _, output = kept.layers.pop()
-            gradient = kept.gradients.pop(place, None)
-            if gradient is not None:
-                with _naming(layer, "the weight backward", microbatch):
-                    layer.backward_weight(output, gradient)
+        for place, halves in enumerate(kept.halves):
+            with _naming(self.layers[-1 - place], "the weight backward", microbatch):
+                halves.backward_weight()
 
     def _from_loss(self, kept: _Kept, gradient: torch.Tensor | None) -> torch.Tensor | None:
         """The gradient of the stage's output: on the last stage that of its loss."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import little
@@ -112,10 +113,11 @@ def stage_of(name: str, *, last: bool) -> Stage:
 
 
 def run(
-    name: str, order: list[str], *, last: bool, first: bool
+    name: str, order: list[str], *, last: bool, first: bool, deferred: bool = False
 ) -> tuple[list[torch.Tensor | None], list[torch.Tensor]]:
     """Three microbatches through one stage; ``order`` says what is done after the forwards, as ``B0`` or ``I2``."""
     stage = stage_of(name, last=last)
+    stage.split(deferred)
     generator = torch.Generator().manual_seed(7)
     inputs = [torch.randn(4, WIDTH, generator=generator) for _ in range(3)]
     others = [torch.randn(4, WIDTH, generator=generator) for _ in range(3)]
@@ -146,8 +148,9 @@ def run(
 @pytest.mark.parametrize("name", CHAINS)
 def test_two_halves_have_the_bits_of_one_backward(name: str, last: bool, first: bool) -> None:
     whole, totals = run(name, ["B0", "B1", "B2"], last=last, first=first)
-    for order in ("I0 W0 I1 W1 I2 W2", "I0 I1 I2 W0 W1 W2", "I2 I1 W1 I0 W0 W2", "B0 I1 B2 W1"):
-        halves, split = run(name, order.split(), last=last, first=first)
+    orders = ("I0 W0 I1 W1 I2 W2", "I0 I1 I2 W0 W1 W2", "I2 I1 W1 I0 W0 W2", "B0 I1 B2 W1", "B0 B1 B2")
+    for order, deferred in itertools.product(orders, (True, False)):
+        halves, split = run(name, order.split(), last=last, first=first, deferred=deferred)
         for one, other in zip(whole, halves, strict=True):
             assert (one is None) == (other is None)
             assert one is None or torch.equal(one, other)

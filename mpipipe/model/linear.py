@@ -73,7 +73,7 @@ def weight_gradients(uses: list[Use]) -> dict[int, Tensor]:
     found: dict[int, Tensor] = {}
     for weight, bias, x, gradient in uses:
         flat = gradient.reshape(-1, gradient.shape[-1])
-        _add(found, weight, x.reshape(-1, x.shape[-1]).t().mm(flat).t())
+        _add(found, weight, flat.t().mm(x.reshape(-1, x.shape[-1])))
         if bias is not None and bias.requires_grad:
             _add(found, bias, flat.sum(0))
     return found
@@ -127,5 +127,5 @@ class _Linear(torch.autograd.Function):
         of_x = flat.mm(weight).view_as(x) if needs_x else None
         if not torch.is_grad_enabled() and ctx.sink.put((weight, bias, x, gradient)):
             return of_x, None, None, None
-        of_weight = x.reshape(-1, x.shape[-1]).t().mm(flat).t()
+        of_weight = flat.t().mm(x.reshape(-1, x.shape[-1]))
         return of_x, of_weight, flat.sum(0) if needs_bias else None, None

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpipipe.config import Config
+from mpipipe.errors import ScheduleError
 from mpipipe.partition import LayerDescription, Partition, describe_gpt2, make_partition
 from mpipipe.schedule import Costs, ScheduleTable, Simulation, fewer_microbatches, formulas, simulate
 from mpipipe.schedule.exchange import is_file, table_named
@@ -111,11 +112,18 @@ def schedule_table(
     config: Config, num_ranks: int, num_microbatches: int, descriptions: Sequence[LayerDescription]
 ) -> ScheduleTable:
     """The table of ``pipeline.schedule``: of a family, of a file, or for "auto" the one that ``choose_schedule`` finds
-    for the layers' costs. The same on every rank. With fewer microbatches than the config's, "auto" keeps its table and
-    leaves the others out, so that the placement stays. Raises ScheduleError, PartitionError."""
+    for the layers' costs. The same on every rank.
+
+    With fewer microbatches than the config's (the last batch of an epoch), "auto", a file, and a family that does not
+    take so few keep their table and leave the others out. Raises ScheduleError, PartitionError.
+    """
     pipeline = config.pipeline
     if pipeline.schedule != AUTO:
-        return table_named(pipeline.schedule, p=num_ranks, v=pipeline.chunks, m=num_microbatches)
+        try:
+            return table_named(pipeline.schedule, p=num_ranks, v=pipeline.chunks, m=num_microbatches)
+        except ScheduleError:  # a file, or a family that needs more: the rest of the batch is left out
+            if num_microbatches >= config.num_microbatches:
+                raise
     if num_microbatches < config.num_microbatches:
         whole = schedule_table(config, num_ranks, config.num_microbatches, descriptions)
         return fewer_microbatches(whole, num_microbatches)

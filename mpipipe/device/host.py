@@ -34,7 +34,7 @@ class HostDevice:
         return Buffer(memory, memory.nbytes, owner=settled)
 
     def settle(self, tensor: torch.Tensor) -> torch.Tensor:
-        detached = tensor.detach()
+        detached = tensor.detach().resolve_conj().resolve_neg()
         if detached.is_contiguous() and detached.data_ptr() % ALIGNMENT == 0:
             return detached
         return detached.clone(memory_format=torch.contiguous_format)

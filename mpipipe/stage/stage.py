@@ -69,7 +69,8 @@ class Stage:
 
         ``inputs``: what the user's batch holds for the first layer of the model (``first``), else the previous stage's
         output, a contiguous tensor that must stay unchanged until this microbatch's backward is done. Returns the last
-        layer's output: contiguous, detached.
+        layer's output: contiguous, detached, in memory of its own (the input's can be taken back before a later stage
+        of this rank is done with it).
         """
         value = inputs
         graph: list[tuple[object, torch.Tensor]] = []
@@ -85,7 +86,7 @@ class Stage:
             value = self._device.settle(output)
         self._kept[key.microbatch] = _Kept(graph)
         assert isinstance(value, torch.Tensor)
-        return value
+        return value.clone() if _share(value, inputs) else value
 
     def evaluate(self, inputs: object, key: MicrobatchKey) -> torch.Tensor:
         """Run all layers and keep nothing."""
@@ -101,6 +102,11 @@ class Stage:
             output = layer.forward(leaf, key.draw, key.microbatch, self._device)
         except Exception as error:
             error.add_note(f"mpipipe: in {_label(layer)}, stage {self.index}, microbatch {key.microbatch}")
+            if "in-place" in str(error) and "leaf" in str(error):
+                error.add_note(
+                    "mpipipe: a layer must not change its input: take inplace=False or x = x + 1, or put it and the "
+                    "layer before it into one nn.Sequential"
+                )
             raise
         if not isinstance(output, torch.Tensor):
             raise EngineError(

@@ -107,9 +107,8 @@ class TensorFeed:
         device = self._device
 
         def cut(tensor: torch.Tensor) -> torch.Tensor:
-            part = tensor[start:stop].to(device.torch_device)
-            # A batch made under inference_mode: autograd takes a copy only.
-            return device.settle(part.clone() if part.is_inference() else part)
+            # A copy: a layer may change its input, the batch is the user's; autograd takes no inference tensor either.
+            return device.settle(tensor[start:stop].to(device.torch_device, copy=True))
 
         return map_tensors(value, cut)
 

@@ -4,6 +4,7 @@ layers that come as modules.
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections.abc import Sequence
 from itertools import pairwise
@@ -16,7 +17,10 @@ from torch import nn
 
 from mpipipe.collectives import all_gather_objects
 from mpipipe.errors import ConfigError, DataError
+from mpipipe.schedule import ScheduleTable
 from mpipipe.transport import Transport
+
+_log = logging.getLogger(__name__)
 
 WHOLE_BYTES = 1 << 20
 """A tensor above this is looked at in part: every second index of its longest dimension, until it is below."""
@@ -92,3 +96,25 @@ def refuse_other_weights(transport: Transport, names: Sequence[str], mine: Seque
                 "the cut. Modules come as they are: call torch.manual_seed(SEED) on every rank before they are made, "
                 "or pass functions that make them, which are seeded from run.seed"
             )
+
+
+def refuse_other_tables(transport: Transport, table: ScheduleTable) -> None:
+    """Collective. Raises ConfigError on every rank if they do not have the same table of ``pipeline.schedule``: as when
+    its file is not the same on all nodes. Warns of a table that does not give the bits of one rank.
+    """
+    digests = all_gather_objects(transport, table.digest())
+    other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
+    if other is not None:
+        error = ConfigError(
+            f"rank {other} has another table than rank 0: all ranks need the same file and the same mpipipe",
+            key="pipeline.schedule",
+            value=table.name,
+        )
+        error.seen_alike = True
+        raise error
+    if not table.ordered and transport.rank == 0:
+        _log.warning(
+            "schedule %s makes weight gradients not in microbatch order: the run repeats its own bits, but not those "
+            "of another schedule or number of ranks",
+            table.name,
+        )

@@ -33,6 +33,7 @@ from mpipipe.trainer.sameness import (
     instance_checksums,
     joined,
     refuse_other_batches,
+    refuse_other_tables,
     refuse_other_weights,
 )
 from mpipipe.trainer.saving import Saver
@@ -92,7 +93,9 @@ class Trainer:
         self._tables: dict[int, tuple[int, RankProgram]] = {}
         self._evaluation_programs: dict[int, RankProgram] = {}
         self._layers = model = LayerList.of(layers, names, descriptions, tied)
-        placement = self._build_table(self.config.num_microbatches).placement
+        table = self._build_table(self.config.num_microbatches)
+        refuse_other_tables(self.transport, table)
+        placement = table.placement
         self._looks_at_batches = self.transport.size > 1 and self.transport.rank in (placement[0], placement[-1])
         self._instances = instance_checksums(layers) if self.transport.size > 1 else None
         self.model = build_rank_model(self.config, model, loss_fn, placement, self.transport, self._device)

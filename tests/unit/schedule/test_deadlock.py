@@ -215,3 +215,29 @@ def test_time_is_linear_in_the_actions():
     assert find_deadlock(table) == []
     assert find_deadlock(table, Sends(receive_buffers=2)) == []
     assert np.unique([wait.rank for wait in find_deadlock(table, RENDEZVOUS)]).size == 2
+
+
+def test_the_least_number_of_buffers_is_that_of_trying_them_all():
+    """Random orders, most of which need several buffers or stop with any number."""
+    random_numbers = random.Random(11)
+    found = set()
+    for table in small_tables():
+        for swaps in (2, 5, 20, 60):
+            one = shuffled(table, random_numbers, swaps)
+            if any(problem.kind != "deadlock" for problem in find_problems(one)):
+                continue
+            most = lower(one).num_actions
+            numbers = (number for number in range(1, most + 1) if not find_deadlock(one, Sends(receive_buffers=number)))
+            expected = 0 if not find_deadlock(one, RENDEZVOUS) else next(numbers, None)
+            assert receive_buffers_needed(one) == expected, one.rows()
+            found.add(expected)
+    assert found >= {None, 0, 1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("row", ["0F0 0B0 1B0", "0F0 0F0 0B0 1B0", "(1F0;0B0)OVERLAP_F_B 0F0 1B0"])
+def test_two_ranks_that_wait_for_one_action_are_both_woken(row):
+    """An action that stands on two ranks: both wait for the action that it needs."""
+    table = ScheduleTable.from_rows([words(row), words("1F0 1B0"), words("2F0 2B0")], placement=(0, 1, 2))
+    kinds = {problem.kind for problem in find_problems(table)}
+    assert "owner" in kinds
+    assert "duplicate" in kinds

@@ -157,7 +157,11 @@ class TransportError(MpipipeError, RuntimeError):
 
 
 class TransportTimeoutError(TransportError, TimeoutError):
-    """A wait ran past ``comm.timeout_s``."""
+    """A wait ran past ``comm.timeout_s``. ``told_by``: the other rank that reports it for all, None if this one
+    does.
+    """
+
+    told_by: int | None = None
 
 
 class MessageMismatchError(TransportError):

@@ -7,12 +7,19 @@ import fcntl
 import json
 import logging
 import os
+import signal
 import socket
+import threading
 import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from types import FrameType
+from typing import Any, Literal
 
 from mpipipe.formats.whole import replace_text
+from mpipipe.transport import Transport
 from mpipipe.units import finite_or_none
 
 _log = logging.getLogger(__name__)
@@ -62,6 +69,61 @@ class TimeLimit:
             return False
         room = _TIME_LIMIT_MARGIN * (self._longest_step_s + self._longest_evaluation_s + self._longest_save_s)
         return time.monotonic() - self._start + room >= self._limit_s
+
+
+class PlaceSignal:
+    """While it is open, SIGUSR2 makes this process say on standard error where its rank is and what it waits for.
+
+    Only the main thread can take signals: made in another one, it does nothing. A handler that was there before is
+    called too, and is put back by ``close``. Holds the transport weakly: without ``close`` it falls silent with it.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport: Callable[[], Transport | None] = weakref.ref(transport)
+        self._before: Any = None
+        self._installed = False
+        if threading.current_thread() is not threading.main_thread():
+            return
+        before: Any = _still_open(signal.getsignal(signal.SIGUSR2))
+        if before is None:  # of a library that is not Python: it can't be put back
+            return
+        self._before = before
+        signal.signal(signal.SIGUSR2, self)
+        signal.siginterrupt(signal.SIGUSR2, False)  # system calls of libraries go on
+        self._installed = True
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        transport = self._transport() if self._installed else None
+        if transport is not None:
+            line = f"mpipipe: {transport.standing().line()}\n".encode()
+            with suppress(OSError):  # not by sys.stderr: it may be in the middle of a line
+                os.write(2, line)
+        if callable(self._before):
+            self._before(number, frame)
+
+    @property
+    def is_open(self) -> bool:
+        return self._installed and self._transport() is not None
+
+    @property
+    def before(self) -> Any:
+        """The handler that was there before."""
+        return self._before
+
+    def close(self) -> None:
+        """Put the earlier handler back, unless another one has come since; a second call does nothing."""
+        if self._installed and threading.current_thread() is threading.main_thread():
+            self._installed = False
+            current: Any = signal.getsignal(signal.SIGUSR2)
+            if current is self:
+                signal.signal(signal.SIGUSR2, _still_open(self._before))
+
+
+def _still_open(handler: Any) -> Any:
+    """``handler``, or the one that was there before it, if it is one of ours that is closed."""
+    while isinstance(handler, PlaceSignal) and not handler.is_open:
+        handler = handler.before
+    return handler
 
 
 class RunLock:

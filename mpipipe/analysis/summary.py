@@ -251,14 +251,16 @@ def _messages(segment: Segment, steps: frozenset[int]) -> dict[str, Any]:
 
 
 def _expected_messages(segment: Segment, table: ScheduleTable) -> int:
-    """Messages that the ranks of the segment send in a step of ``table``."""
+    """Messages that the ranks of the segment send in a step of ``table``: no gradient to the stages before the first
+    trained one."""
     place, last = table.placement, table.num_stages - 1
     total = 0
     for one in segment.ranks.values():
         row = table.row_of(one.position)
+        first_trained = int(one.trace.attributes.get("first_trained_stage", 0))
         for stage, kind in zip(table.stages[row].tolist(), table.kinds[row].tolist(), strict=True):
-            to = stage + 1 if kind == EventKind.F else stage - 1
-            total += kind != EventKind.W and 0 <= to <= last and place[to] != place[stage]
+            to, lowest = (stage + 1, 0) if kind == EventKind.F else (stage - 1, first_trained)
+            total += kind != EventKind.W and lowest <= to <= last and place[to] != place[stage]
     return total
 
 

@@ -29,7 +29,7 @@ from mpipipe.cli.errors import (
     report,
 )
 from mpipipe.environment import OUTPUT_PASSES_WITHIN_S
-from mpipipe.errors import ConfigError, MissingDependencyError, MpipipeError, SetupError
+from mpipipe.errors import ConfigError, MissingDependencyError, MpipipeError, SetupError, TransportTimeoutError
 
 if TYPE_CHECKING:
     from mpipipe.config import Config
@@ -158,6 +158,8 @@ def _report_unopened(error: BaseException, as_json: bool) -> int:
 
 
 def _fail(transport: Transport, error: BaseException, as_json: bool) -> NoReturn:
+    if isinstance(error, TransportTimeoutError) and error.told_by is not None:
+        time.sleep(environment.FIRST_RANK_TELLS_WITHIN_S)  # that rank tells it and ends the job
     if as_json:
         sys.stdout.write(json.dumps(error_object(error)) + "\n")
     _end_job(transport, f"rank {transport.rank} failed\n" + "".join(traceback.format_exception(error)))

@@ -7,6 +7,7 @@ it happened goes to the recorder.
 from __future__ import annotations
 
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from mpipipe.formats.trace import FLAG_GRADIENT, EventKind
 from mpipipe.schedule import Kind
 from mpipipe.stage import MicrobatchKey, Stage
 from mpipipe.trace import Recorder
-from mpipipe.transport import Transport
+from mpipipe.transport import Place, Transport
 
 STORY_LENGTH = 12
 
@@ -61,6 +62,10 @@ class Engine:
         self.mail = Mail(transport, device)
         self._agreement = Agreement(transport)
         self._story: deque[Op] = deque(maxlen=STORY_LENGTH)
+        self._run_name = ""
+        self._phase = "before its first step"
+        here = weakref.ref(self)  # the transport outlives the engine
+        transport.describe_by(lambda look: Place() if (engine := here()) is None else engine.place(look))
         handlers: dict[Kind, Callable[[Op], None]] = {
             Kind.F: self._forward,
             Kind.B: self._backward,
@@ -73,12 +78,13 @@ class Engine:
         }
         self._handlers = tuple(handlers[kind] for kind in Kind)
 
-    def run(self, program: RankProgram, feed: Feed) -> RunResult:
-        """Do every operation of ``program`` once.
+    def run(self, program: RankProgram, feed: Feed, name: str = "a step") -> RunResult:
+        """Do every operation of ``program`` once. ``name``: of the run, in reports of where the rank is.
 
         A program without backward evaluates: nothing is kept, gradients stay as they are. Errors keep their type and
         gain a note with rank, operation and the operations before it.
         """
+        self._run_name, self._phase = name, "in"
         self._begin(program, feed)
         handlers, story = self._handlers, self._story
         start = time.perf_counter_ns()
@@ -88,6 +94,7 @@ class Engine:
                 for op in program.ops:
                     story.append(op)
                     handlers[op.kind](op)
+                self._phase = "at the end of its row in"
                 self._finish_sends()
         except Exception as error:
             error.add_note(
@@ -96,12 +103,25 @@ class Engine:
             raise
         end = time.perf_counter_ns()
         self._check_empty()
+        self._phase = "after"
         total = float(sum(value.double().item() for _, value in sorted(self._losses.items())))
         return RunResult(total, self._count, start, end, self._peak_live)
+
+    def place(self, look: bool) -> Place:
+        """The operation this rank is at, and its open requests. ``look``: these may be tested."""
+        if self._phase != "in":
+            at = f"{self._phase} {self._run_name}".rstrip()
+        elif self._story:
+            op = self._story[-1]
+            at = f"at {op} (row {op.row}, {self._run_name})"
+        else:
+            at = f"at the beginning of {self._run_name}"
+        return Place(at, self.mail.describe(look))
 
     def _begin(self, program: RankProgram, feed: Feed) -> None:
         self._feed = feed
         self._training = not program.forward_only
+        self._first_trained = program.first_trained
         self._outputs: dict[tuple[int, int], torch.Tensor] = {}
         self._gradients: dict[tuple[int, int], torch.Tensor] = {}
         self._held: dict[tuple[int, int], list[Buffer]] = {}
@@ -128,8 +148,9 @@ class Engine:
         t0 = time.perf_counter_ns()
         if self._training:
             output = self._stages[stage].forward(value, key, first=first)
-            self._live += 1
-            self._peak_live = max(self._peak_live, self._live)
+            if stage >= self._first_trained:
+                self._live += 1
+                self._peak_live = max(self._peak_live, self._live)
         else:
             output = self._stages[stage].evaluate(value, key)
         if stage == self._last:
@@ -140,17 +161,33 @@ class Engine:
         self.recorder.record(_F, t0, time.perf_counter_ns(), op.row, stage, op.chunk, k)
         if not self._training:
             self._pass_on_or_release(stage, k)
+        elif stage < self._first_trained:
+            self._release(stage, k)  # nothing is kept, and the output has memory of its own
+
+    def _let_go(self, op: Op) -> None:
+        """The backward of a frozen stage with no trainable one before it: nothing to compute."""
+        t0 = time.perf_counter_ns()
+        late = self.mail.wait_taken(op.stage, op.microbatch)
+        t1 = time.perf_counter_ns()
+        if late:
+            sent, nbytes = late
+            self.recorder.record(
+                _SEND_WAIT, t0, t1, op.row, op.stage, op.chunk, op.microbatch, sent.peer, nbytes, sent.ordinal
+            )
+        kind = int(EventKind[op.kind.name])
+        self.recorder.record(kind, t1, time.perf_counter_ns(), op.row, op.stage, op.chunk, op.microbatch)
 
     def _backward(self, op: Op) -> None:
         stage, k = op.stage, op.microbatch
+        if stage < self._first_trained:
+            return self._let_go(op)
         gradient = None if stage == self._last else self._gradients.pop((stage, k))
         t0 = time.perf_counter_ns()
         gradient = self._stages[stage].backward(k, gradient)
         self._live -= 1
         self.recorder.record(_B, t0, time.perf_counter_ns(), op.row, stage, op.chunk, k)
-        if stage == 0:
-            self._release(stage, k)
-            return
+        if stage == self._first_trained:
+            return self._release(stage, k)
         if gradient is None:
             raise EngineError(f"{op}: stage {stage} has no gradient for stage {stage - 1}")
         self._gradients[(stage - 1, k)] = gradient
@@ -160,12 +197,14 @@ class Engine:
     def _backward_input(self, op: Op) -> None:
         """As ``_backward``; the buffers stay until the weight half, and what is passed on has memory of its own."""
         stage, k = op.stage, op.microbatch
+        if stage < self._first_trained:
+            return self._let_go(op)
         gradient = None if stage == self._last else self._gradients.pop((stage, k))
         t0 = time.perf_counter_ns()
         gradient = self._stages[stage].backward_input(k, gradient)
         self._split.add((stage, k))
         self.recorder.record(_I, t0, time.perf_counter_ns(), op.row, stage, op.chunk, k)
-        if stage == 0:
+        if stage == self._first_trained:
             return
         if gradient is None:
             raise EngineError(f"{op}: stage {stage} has no gradient for stage {stage - 1}")
@@ -173,6 +212,8 @@ class Engine:
 
     def _backward_weight(self, op: Op) -> None:
         stage, k = op.stage, op.microbatch
+        if stage < self._first_trained:
+            return self._let_go(op)
         t0 = time.perf_counter_ns()
         self._stages[stage].backward_weight(k)
         self._split.discard((stage, k))

@@ -14,9 +14,9 @@ import torch
 
 from mpipipe.device import Buffer, BufferPool, Device
 from mpipipe.engine.program import Op
-from mpipipe.errors import MessageMismatchError
+from mpipipe.errors import MessageMismatchError, TransportError
 from mpipipe.schedule import Kind
-from mpipipe.transport import Request, Transport
+from mpipipe.transport import Request, Transport, open_text
 
 RECEIVES_AHEAD = 2
 """Receives that are open beyond the one the rank needs next."""
@@ -107,6 +107,13 @@ class _Send:
     request: Request
     buffer: Buffer
     release: list[Buffer] = field(default_factory=list)
+
+
+def _is_complete(request: Request) -> bool:
+    try:
+        return request.test()
+    except TransportError:
+        return False
 
 
 class Mail:
@@ -216,6 +223,30 @@ class Mail:
         while self._sends and self._sends[0].request.test():
             for buffer in self._sends.popleft().release:
                 self.pool.give(buffer)
+
+    def wait_taken(self, stage: int, microbatch: int) -> tuple[Op, int] | None:
+        """Wait until the activation that ``stage`` sent has been taken; its (operation, bytes) if it was still open.
+
+        In place of the gradient that a frozen stage does not get: a rank can be ahead of the next one by as many
+        activations as the table has it.
+        """
+        self.reap()
+        late = None
+        for entry in self._sends:
+            if (entry.op.kind, entry.op.stage, entry.op.microbatch) == (Kind.SEND_F, stage, microbatch):
+                self._transport.wait(entry.request, f"rank {entry.op.peer} to take {entry.op.name}")
+                late = (entry.op, entry.buffer.nbytes)
+        self.reap()
+        return late
+
+    def describe(self, look: bool) -> str:
+        """The open requests in words, but for the receive that is waited for; with ``look`` without those that have
+        completed meanwhile.
+        """
+        receives = [entry for entry in list(self._open.values()) if not (look and _is_complete(entry.request))]
+        sends = [entry for entry in list(self._sends) if not (look and _is_complete(entry.request))]
+        taken = dict.fromkeys(f"{entry.op.name} to rank {entry.op.peer}" for entry in sends)  # a header is no other one
+        return open_text([f"{entry.op.name} of rank {entry.op.peer}" for entry in receives], list(taken))
 
     def finish(self) -> list[tuple[Op, int]]:
         """Wait until every send is complete; the (operation, bytes) of those that were still open."""

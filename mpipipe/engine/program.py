@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from mpipipe.errors import ScheduleError
 from mpipipe.schedule import Action, Kind, ScheduleTable, lower
 from mpipipe.topology import chunk_of
@@ -49,7 +51,7 @@ class Op:
 @dataclass(frozen=True, slots=True)
 class RankProgram:
     """What one rank does in one run of a table. ``receives`` are its receive operations in order,
-    ``split`` the stages whose backward is split."""
+    ``split`` the stages whose backward is split, ``first_trained`` the first stage that makes gradients."""
 
     table: ScheduleTable
     rank: int
@@ -57,6 +59,7 @@ class RankProgram:
     receives: tuple[Op, ...]
     forward_only: bool
     split: frozenset[int]
+    first_trained: int = 0
 
 
 def _peer_of(action: Action, placement: tuple[int, ...]) -> int:
@@ -111,12 +114,28 @@ class _Numbers:
                 last[number % _ORDINALS] = number
 
 
-def compile_program(table: ScheduleTable, rank: int) -> RankProgram:
+def _without_unused(lowered: ScheduleTable, first_trained: int) -> ScheduleTable:
+    """The lowered table without the gradients that stages up to ``first_trained`` would send."""
+    sent = (lowered.kinds == Kind.SEND_B) & (lowered.stages <= first_trained)
+    received = (lowered.kinds == Kind.RECV_B) & (lowered.stages < first_trained)
+    kept = np.flatnonzero(~(sent | received))
+    return replace(
+        lowered,
+        offsets=np.searchsorted(kept, lowered.offsets).astype(np.int64),
+        kinds=lowered.kinds[kept],
+        stages=lowered.stages[kept],
+        microbatches=lowered.microbatches[kept],
+        extras=(),
+    )
+
+
+def compile_program(table: ScheduleTable, rank: int, first_trained: int = 0) -> RankProgram:
     """The operations of ``rank``.
 
     ``table`` is the compute-only table; sends and receives are put in here. The two actions of an overlapped pair are
-    done one after the other. Raises ``ScheduleError`` for a table with two copies of a stage, which this version can
-    draw and simulate, and not execute.
+    done one after the other. ``first_trained``: the first stage with a trainable parameter; no gradient goes to the
+    stages before it, whose B, I and W stay in the list. Raises ``ScheduleError`` for a table with two copies of a
+    stage, which this version can draw and simulate, and not execute.
     """
     if table.mirror is not None:
         raise ScheduleError(
@@ -124,7 +143,7 @@ def compile_program(table: ScheduleTable, rank: int) -> RankProgram:
             "tables and does not execute them. Take a schedule with one copy of each stage, as pipeline.schedule = "
             "'zb-v' or 'dualpipe-v'"
         )
-    lowered = lower(replace(table, overlaps=table.overlaps[:0]))
+    lowered = _without_unused(lower(replace(table, overlaps=table.overlaps[:0])), first_trained)
     numbers = _Numbers(lowered)
     ops: list[Op] = []
     row = -1
@@ -144,4 +163,4 @@ def compile_program(table: ScheduleTable, rank: int) -> RankProgram:
             )
     receives = tuple(op for op in ops if op.kind in _RECEIVES)
     split = frozenset(op.stage for op in ops if op.kind == Kind.I)
-    return RankProgram(table, rank, tuple(ops), receives, table.forward_only, split)
+    return RankProgram(table, rank, tuple(ops), receives, table.forward_only, split, first_trained)

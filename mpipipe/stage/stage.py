@@ -27,6 +27,12 @@ their number is whole.
 """
 
 
+_IN_PLACE = (
+    "a layer must not change its input: take inplace=False or x = x + 1, or put it and the layer before it into one "
+    "nn.Sequential"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class MicrobatchKey:
     """What keys the random numbers of one microbatch: its number in the step and the draw of its samples (None: no
@@ -39,10 +45,11 @@ class MicrobatchKey:
 
 @dataclass(slots=True)
 class _Kept:
-    """What a microbatch leaves behind for its backward: (leaf, output) of every layer, and of the loss; after the
-    input half of a split backward what each layer leaves to the weight half, the last layer's first."""
+    """What a microbatch leaves behind for its backward: (layer, leaf, output) of every layer that makes one, and (leaf,
+    sum) of the loss; after the input half of a split backward what each layer leaves to the weight half, the last
+    layer's first."""
 
-    layers: list[tuple[object, torch.Tensor]]
+    layers: list[tuple[StageLayer, object, torch.Tensor]]
     halves: list[Halves] = field(default_factory=list)
     loss: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -50,13 +57,16 @@ class _Kept:
 class Stage:
     """The layers of one stage, and what is kept of each microbatch between its forward and its backward.
 
-    ``live`` is the number of microbatches kept.
+    ``live`` is the number of microbatches kept. ``first_trained``: index in the whole model of the first layer with a
+    trainable parameter. The layers before it keep nothing and make no backward, a stage of such layers alone neither;
+    its own input takes no gradient. -1: every layer makes one.
     """
 
     def __init__(self, index: int, layers: list[StageLayer], device: Device, loss_fn: LossFunction | None) -> None:
         self.index = index
         self.layers = layers
         self.loss_fn = loss_fn
+        self.first_trained = -1
         self._device = device
         self._kept: dict[int, _Kept] = {}
 
@@ -65,7 +75,7 @@ class Stage:
         return len(self._kept)
 
     def forward(self, inputs: object, key: MicrobatchKey, *, first: bool) -> torch.Tensor:
-        """Run all layers and keep what the backward needs.
+        """Run all layers and keep what the backward needs: nothing of the layers before ``first_trained``.
 
         ``inputs``: what the user's batch holds for the first layer of the model (``first``), else the previous stage's
         output, a contiguous tensor that must stay unchanged until this microbatch's backward is done. Returns the last
@@ -73,18 +83,23 @@ class Stage:
         of this rank is done with it).
         """
         value = inputs
-        graph: list[tuple[object, torch.Tensor]] = []
+        graph: list[tuple[StageLayer, object, torch.Tensor]] = []
         for layer in self.layers:
             leaf = value
             if isinstance(value, torch.Tensor):
                 leaf = value.detach()
-                if (leaf.is_floating_point() or leaf.is_complex()) and not first:
+                if (leaf.is_floating_point() or leaf.is_complex()) and not first and layer.index > self.first_trained:
                     leaf.requires_grad_(True)
+            before = None if first or layer.index > self.first_trained else _version(leaf)
             first = False
             output = self._run(layer, leaf, key)
-            graph.append((leaf, output))
+            if before is not None and before != _version(leaf):
+                raise EngineError(f"{_label(layer)} changed its input in place. {_IN_PLACE}")
+            if layer.index >= self.first_trained:
+                graph.append((layer, leaf, output))
             value = self._device.settle(output)
-        self._kept[key.microbatch] = _Kept(graph)
+        if graph or not self.layers:
+            self._kept[key.microbatch] = _Kept(graph)
         assert isinstance(value, torch.Tensor)
         return value.clone() if _share(value, inputs) else value
 
@@ -103,10 +118,7 @@ class Stage:
         except Exception as error:
             error.add_note(f"mpipipe: in {_label(layer)}, stage {self.index}, microbatch {key.microbatch}")
             if "in-place" in str(error) and "leaf" in str(error):
-                error.add_note(
-                    "mpipipe: a layer must not change its input: take inplace=False or x = x + 1, or put it and the "
-                    "layer before it into one nn.Sequential"
-                )
+                error.add_note(f"mpipipe: {_IN_PLACE}")
             raise
         if not isinstance(output, torch.Tensor):
             raise EngineError(
@@ -145,8 +157,7 @@ class Stage:
         kept = self._kept.pop(microbatch)
         gradient = self._from_loss(kept, gradient)
         while kept.layers and gradient is not None:
-            layer = self.layers[len(kept.layers) - 1]
-            layer_input, output = kept.layers.pop()
+            layer, layer_input, output = kept.layers.pop()
             with _naming(layer, "the backward", microbatch):
                 gradient = layer.backward(layer_input, output, gradient)
             gradient = None if gradient is None else self._device.settle(gradient)
@@ -165,10 +176,9 @@ class Stage:
         """
         kept = self._kept[microbatch]
         given = gradient = self._from_loss(kept, gradient)
-        first = kept.layers[0][0]
+        first = kept.layers[0][1]
         while kept.layers and gradient is not None:
-            layer = self.layers[len(kept.layers) - 1]
-            layer_input, output = kept.layers.pop()
+            layer, layer_input, output = kept.layers.pop()
             with _naming(layer, "the input backward", microbatch):
                 halves = layer.backward_input(layer_input, output, gradient)
             kept.halves.append(halves)
@@ -208,6 +218,11 @@ def _naming(layer: StageLayer, what: str, microbatch: int) -> Iterator[None]:
     except Exception as error:
         error.add_note(f"mpipipe: in {what} of {_label(layer)}, microbatch {microbatch}")
         raise
+
+
+def _version(value: object) -> int | None:
+    """A number that rises with every change in place, where torch counts them."""
+    return value._version if isinstance(value, torch.Tensor) and not value.is_inference() else None
 
 
 def _share(one: torch.Tensor, other: object) -> bool:

@@ -88,7 +88,8 @@ class RankModel:
 
     ``parameters``: trainable leaves by global name, one for each weight (a tied weight under its primary's name).
     ``gradients``: their totals. ``fixed``: frozen parameters and buffers, by their path in a checkpoint.
-    ``everything``: all trainable parameters of the model in layer order, alike on every rank.
+    ``everything``: all trainable parameters of the model in layer order, alike on every rank. ``first_trained``: the
+    first stage that has one.
     """
 
     partition: Partition
@@ -99,6 +100,7 @@ class RankModel:
     fixed: dict[str, torch.Tensor]
     tied: list[TiedGroup]
     everything: list[ParameterInfo]
+    first_trained: int = 0
 
     @property
     def modules(self) -> list[nn.Module]:
@@ -204,7 +206,16 @@ def _register(model: RankModel, transport: Transport) -> None:
     ]
     found.sort(key=lambda row: row[:2])
     _check_trainable([(name, dtype) for _, _, name, _, dtype, _ in found])
+    _settle_first(model, found[0][0])
     model.everything = [ParameterInfo(name, tuple(shape), rank) for _, _, name, shape, _, rank in found]
+
+
+def _settle_first(model: RankModel, layer: int) -> None:
+    """Tell the stages the first layer with a trainable parameter: what lies before it needs no backward."""
+    stages = range(model.partition.num_stages)
+    model.first_trained = next(stage for stage in stages if layer in model.partition.layers_of(stage))
+    for stage in model.stages.values():
+        stage.first_trained = layer
 
 
 def _check_trainable(parameters: Sequence[tuple[str, str]]) -> None:

@@ -9,7 +9,7 @@ import traceback
 from typing import NoReturn
 
 from mpipipe import environment
-from mpipipe.errors import MpipipeError, SetupError
+from mpipipe.errors import MpipipeError, SetupError, TransportTimeoutError
 from mpipipe.transport import Transport, open_world
 from mpipipe.transport.mpi import end_unopened
 
@@ -46,14 +46,16 @@ def _tell(error: BaseException) -> int:
 def end_job(transport: Transport, error: BaseException) -> NoReturn:
     """End every rank of the launch; the others may be waiting for this one.
 
-    What all ranks see alike is told by rank 0 alone: the others give it the time to do so. An interrupt takes a line.
+    What all ranks see alike is told by rank 0 alone: the others give it the time to do so; a wait that ran out by the
+    lowest rank that waits. An interrupt takes a line.
     """
     alike = isinstance(error, MpipipeError) and error.seen_alike
+    told_elsewhere = isinstance(error, TransportTimeoutError) and error.told_by is not None
     interrupted = isinstance(error, KeyboardInterrupt)
     code = error.exit_code if isinstance(error, MpipipeError) and alike else 1
     try:
-        if transport.rank != 0 and (alike or interrupted):
-            time.sleep(environment.FIRST_RANK_TELLS_WITHIN_S if alike else _INTERRUPT_TOLD_WITHIN_S)
+        if told_elsewhere or (transport.rank != 0 and (alike or interrupted)):
+            time.sleep(_INTERRUPT_TOLD_WITHIN_S if interrupted else environment.FIRST_RANK_TELLS_WITHIN_S)
         how = "was interrupted" if interrupted else "failed"
         story = "" if interrupted else "".join(traceback.format_exception(error))
         sys.stderr.write(f"mpipipe: rank {transport.rank} {how}, the job ends\n{story}")

@@ -32,6 +32,7 @@ def open_trace(
         "mpi_library": transport.library,
         "run_id": run_id,
         "segment": segment,
+        "first_trained_stage": model.first_trained,
         "config": config.to_toml(),
     }
 

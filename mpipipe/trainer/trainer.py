@@ -19,6 +19,7 @@ from mpipipe.engine import Engine, RankProgram, RunResult, compile_program
 from mpipipe.environment import threads_per_rank
 from mpipipe.formats.paths import RunPaths
 from mpipipe.formats.trace import EventKind
+from mpipipe.lifecycle import PlaceSignal
 from mpipipe.optim import AdamW, clip_factor, learning_rate, square_sum
 from mpipipe.partition import LayerDescription
 from mpipipe.planner import schedule_table
@@ -111,6 +112,7 @@ class Trainer:
         self.samples_seen = 0
         self.last_report: StepReport | None = None
         self._synchronize_clocks()
+        self._signal = PlaceSignal(self.transport)
 
     # --- one step ---
 
@@ -179,7 +181,7 @@ class Trainer:
 
     def _run(self, program: RankProgram, feed: TensorFeed, what: str) -> RunResult:
         try:
-            return self._engine.run(program, feed)
+            return self._engine.run(program, feed, what)
         except Exception as error:
             error.add_note(f"mpipipe: in {what}")
             raise
@@ -329,7 +331,7 @@ class Trainer:
         if m not in self._tables:
             table = self._build_table(m)
             verify(table)
-            self._tables[m] = (len(self._tables), compile_program(table, self.transport.rank))
+            self._tables[m] = (len(self._tables), compile_program(table, self.transport.rank, self.model.first_trained))
             self._record_table(len(self._tables) - 1, table)
         return self._tables[m]
 
@@ -371,6 +373,7 @@ class Trainer:
         self.recorder.close()
         if self._owns_transport:
             self.transport.close()
+        self._signal.close()
         self._closed = True
 
     def __enter__(self) -> Trainer:
@@ -383,6 +386,7 @@ class Trainer:
             if error is None:
                 self.close()
             else:
+                self._signal.close()
                 self.recorder.close(complete=False)
         except BaseException as trouble:
             self._end_the_job(error or trouble)

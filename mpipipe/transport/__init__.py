@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from mpipipe.transport.loopback import LoopbackWorld, run_ranks, solo
 from mpipipe.transport.protocol import COLLECTIVE_TAG, MEETING_TAG, MESSAGE_TAGS, Request, Transport
+from mpipipe.transport.standing import Place, Standing, open_text
 
 if TYPE_CHECKING:
     from mpipipe.transport.mpi import MpiTransport
@@ -15,8 +16,11 @@ __all__ = [
     "MEETING_TAG",
     "MESSAGE_TAGS",
     "LoopbackWorld",
+    "Place",
     "Request",
+    "Standing",
     "Transport",
+    "open_text",
     "open_world",
     "run_ranks",
     "solo",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from mpipipe.errors import MessageMismatchError, TransportError
 from mpipipe.transport.protocol import Request
+from mpipipe.transport.standing import Place, PlaceOf, Standing, graph_text
 
 if TYPE_CHECKING:
     from mpipipe.device import Memory
@@ -26,10 +27,11 @@ _Key = tuple[int, int, int]
 class _LoopbackRequest:
     """One half of a message. ``done`` turns true when both halves have met."""
 
-    __slots__ = ("done", "error", "memory")
+    __slots__ = ("done", "error", "memory", "peer")
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: Memory, peer: int) -> None:
         self.memory: Memory | None = memory
+        self.peer = peer
         self.done = False
         self.error: TransportError | None = None
 
@@ -52,13 +54,14 @@ class LoopbackWorld:
         self._receives: dict[_Key, deque[_LoopbackRequest]] = {}
         self._blocked: dict[int, tuple[_LoopbackRequest, str]] = {}
         self.failure: TransportError | None = None
+        self.places: dict[int, PlaceOf] = {}
 
     def transport(self, rank: int) -> LoopbackTransport:
         return LoopbackTransport(self, rank)
 
     def post(self, key: _Key, memory: Memory, *, sending: bool) -> _LoopbackRequest:
         """Add one half of a message; complete both halves if the other one is there."""
-        request = _LoopbackRequest(memory)
+        request = _LoopbackRequest(memory, key[1] if sending else key[0])
         mine, theirs = (self._sends, self._receives) if sending else (self._receives, self._sends)
         waiting = theirs.get(key)
         if not waiting:
@@ -133,7 +136,15 @@ class LoopbackWorld:
     def _deadlock(self) -> TransportError:
         lines = [f"rank {rank} waits for {what}" for rank, (_, what) in sorted(self._blocked.items())]
         ended = f" ({len(self._ended)} rank(s) have already ended)" if self._ended else ""
-        return TransportError("every rank waits and nothing is under way" + ended + ": " + "; ".join(lines))
+        error = TransportError("every rank waits and nothing is under way" + ended + ": " + "; ".join(lines))
+        standings = {rank: self.standing(rank, look=True) for rank in self._blocked if rank not in self._ended}
+        error.add_note(graph_text(standings, self.size))
+        return error
+
+    def standing(self, rank: int, look: bool) -> Standing:
+        place = self.places[rank](look) if rank in self.places else Place()
+        blocked = self._blocked.get(rank)
+        return Standing(rank, place) if blocked is None else Standing(rank, place, blocked[1], blocked[0].peer)
 
 
 class LoopbackTransport:
@@ -158,6 +169,12 @@ class LoopbackTransport:
     def wait(self, request: Request, what: str) -> None:
         assert isinstance(request, _LoopbackRequest)
         self._world.block(self.rank, request, what)
+
+    def describe_by(self, place_of: PlaceOf) -> None:
+        self._world.places[self.rank] = place_of
+
+    def standing(self, look: bool = False) -> Standing:
+        return self._world.standing(self.rank, look)
 
     def configure(self, *, timeout_s: float, wait: str) -> None:
         """Nothing to set: a wait that can't end is found at once."""

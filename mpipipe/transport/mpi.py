@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mpipipe import environment
@@ -18,13 +20,21 @@ from mpipipe.errors import (
     TransportError,
     TransportTimeoutError,
 )
-from mpipipe.transport.protocol import MEETING_TAG, Request
+from mpipipe.transport.protocol import REPORT_TAG, Request
+from mpipipe.transport.standing import Place, PlaceOf, Standing, report_text
 from mpipipe.transport.waiting import Waiter
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpipipe.device import Memory
+
+_log = logging.getLogger(__name__)
+
+REPORTS_WITHIN_S = 2.0
+"""Once a wait has run out, the ranks that wait too tell where they are within this time."""
+
+_REPORTS_NAP_S = 2e-3
 
 MAX_PIECE_BYTES = 1 << 30
 """A longer message goes in pieces: Open MPI 5 refuses more than 2**31 - 1 elements in one call."""
@@ -37,7 +47,7 @@ class _MpiRequest:
     send.
     """
 
-    __slots__ = ("_error_class", "_expected", "_keep", "_next", "_pieces", "_status")
+    __slots__ = ("_error_class", "_expected", "_keep", "_next", "_pieces", "_status", "peer")
 
     def __init__(
         self,
@@ -46,7 +56,9 @@ class _MpiRequest:
         status: MPI.Status | None,
         keep: object,
         error_class: type[Exception],
+        peer: int,
     ) -> None:
+        self.peer = peer
         self._pieces = pieces
         self._expected = expected
         self._status = status
@@ -80,6 +92,43 @@ class _MpiRequest:
         return TransportError(f"MPI reports: {error}")
 
 
+class _Reports:
+    """What the ranks tell each other once a wait has run out. Whoever gives up tells all others; who waits then finds
+    it, gives up too and tells; who does not wait is known by its silence.
+    """
+
+    def __init__(self, mpi: Any, comm: MPI.Intracomm) -> None:
+        self._mpi = mpi
+        self._comm = comm
+        self._sends: list[MPI.Request] = []
+        self.found: dict[int, Standing] = {}
+
+    def arrived(self) -> bool:
+        """Whether another rank has given up. Never blocks."""
+        status = self._mpi.Status()
+        with suppress(self._mpi.Exception):
+            while self._comm.Iprobe(self._mpi.ANY_SOURCE, REPORT_TAG, status):
+                packed = bytearray(status.Get_count(self._mpi.BYTE))
+                self._comm.Recv([packed, self._mpi.BYTE], status.Get_source(), REPORT_TAG)
+                standing = Standing.unpack(bytes(packed))
+                self.found[standing.rank] = standing
+        return bool(self.found)
+
+    def exchange(self, mine: Standing) -> dict[int, Standing]:
+        """Tell ``mine`` to all others, and gather theirs for REPORTS_WITHIN_S, or until all have told."""
+        size, packed = self._comm.Get_size(), mine.pack()
+        with suppress(self._mpi.Exception):
+            for rank in range(size):
+                if rank != mine.rank:
+                    self._sends.append(self._comm.Isend([packed, self._mpi.BYTE], rank, REPORT_TAG))
+        deadline = time.monotonic() + REPORTS_WITHIN_S
+        while len(self.found) < size - 1 and time.monotonic() < deadline:
+            self.arrived()
+            time.sleep(_REPORTS_NAP_S)
+        found, self.found = self.found | {mine.rank: mine}, {}
+        return found
+
+
 class MpiTransport:
     """Every rank of the launch, on a duplicate of ``MPI.COMM_WORLD``."""
 
@@ -96,9 +145,12 @@ class MpiTransport:
         self.library: str = mpi.Get_library_version().split("\n")[0].strip().rstrip("\0")
         self._waiter = Waiter("auto", self.local_size, DEFAULT_TIMEOUT_S)
         self._closed = False
+        self._waits = ("", -1)
+        self._place_of: PlaceOf = lambda look: Place()
+        self._reports = _Reports(mpi, self._comm)
         tag_limit = self._comm.Get_attr(mpi.TAG_UB)
-        if tag_limit is not None and tag_limit < MEETING_TAG:
-            raise SetupError(f"this MPI library allows tags up to {tag_limit}; {MEETING_TAG} are needed")
+        if tag_limit is not None and tag_limit < REPORT_TAG:
+            raise SetupError(f"this MPI library allows tags up to {tag_limit}; {REPORT_TAG} are needed")
 
     def isend(self, memory: Memory, peer: int, tag: int) -> Request:
         comm = self._comm
@@ -106,7 +158,7 @@ class MpiTransport:
             pieces = [comm.Isend([part, part.nbytes, self._mpi.BYTE], peer, tag) for part in _pieces(memory)]
         except self._mpi.Exception as error:
             raise TransportError(f"MPI refuses to send to rank {peer}: {error}", rank=self.rank, peer=peer) from error
-        return _MpiRequest(pieces, [], None, memory, self._mpi.Exception)
+        return _MpiRequest(pieces, [], None, memory, self._mpi.Exception, peer)
 
     def irecv(self, memory: Memory, peer: int, tag: int) -> Request:
         comm, parts = self._comm, _pieces(memory)
@@ -116,15 +168,39 @@ class MpiTransport:
             raise TransportError(
                 f"MPI refuses to receive from rank {peer}: {error}", rank=self.rank, peer=peer
             ) from error
-        return _MpiRequest(pieces, [part.nbytes for part in parts], self._mpi.Status(), memory, self._mpi.Exception)
+        sizes = [part.nbytes for part in parts]
+        return _MpiRequest(pieces, sizes, self._mpi.Status(), memory, self._mpi.Exception, peer)
 
     def wait(self, request: Request, what: str) -> None:
-        if not self._waiter.wait(request.test):
-            raise TransportTimeoutError(
-                f"rank {self.rank} waited {self._waiter.timeout_s:g} s (comm.timeout_s) for {what}",
-                rank=self.rank,
-                message=what,
-            )
+        assert isinstance(request, _MpiRequest)
+        self._waits = (what, request.peer)
+        try:
+            if not self._waiter.wait(request.test, self._reports.arrived):
+                raise self._late(what, request.peer)
+        finally:
+            self._waits = ("", -1)
+
+    def _late(self, what: str, peer: int) -> TransportTimeoutError:
+        """The error of a wait that this rank gives up, with what all ranks told that wait too."""
+        if self._reports.found:
+            text = f"rank {self.rank} waits for {what}, and another rank waited longer than comm.timeout_s"
+        else:
+            text = f"rank {self.rank} waited {self._waiter.timeout_s:g} s (comm.timeout_s) for {what}"
+        mine = self.standing(look=True)
+        _log.error("%s", mine.line())
+        found = self._reports.exchange(mine)
+        error = TransportTimeoutError(text, rank=self.rank, peer=peer, message=what)
+        if min(found) == self.rank:
+            error.add_note(report_text(found, self.size))
+        else:
+            error.told_by = min(found)
+        return error
+
+    def describe_by(self, place_of: PlaceOf) -> None:
+        self._place_of = place_of
+
+    def standing(self, look: bool = False) -> Standing:
+        return Standing(self.rank, self._place_of(look), *self._waits)
 
     def configure(self, *, timeout_s: float, wait: str) -> None:
         self._waiter = Waiter(wait, self.local_size, timeout_s)

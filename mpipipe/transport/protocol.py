@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
+from mpipipe.transport.standing import PlaceOf, Standing
+
 if TYPE_CHECKING:  # a type only: a rank without torch must be able to tell the others
     from mpipipe.device import Memory
 
@@ -18,6 +20,9 @@ COLLECTIVE_TAG = 32_000
 
 MEETING_TAG = 32_001
 """The tag by which ranks meet after a fault: one of them may be alone with it, and the others in another exchange."""
+
+REPORT_TAG = 32_003
+"""The tag by which ranks tell where they are once a wait has run out."""
 
 
 class Request(Protocol):
@@ -60,7 +65,16 @@ class Transport(Protocol):
     def wait(self, request: Request, what: str) -> None:
         """Return once the request is complete.
 
-        ``what`` names it in errors. Raises ``TransportTimeoutError`` after the transport's time limit.
+        ``what`` names it in errors. Raises ``TransportTimeoutError`` after the transport's time limit, on every rank
+        that waits then: the lowest of them has where all are, and who waits for whom, as a note.
+        """
+
+    def describe_by(self, place_of: PlaceOf) -> None:
+        """Take the rank's place in such a report from here on from ``place_of``."""
+
+    def standing(self, look: bool = False) -> Standing:
+        """Where this rank is and what it waits for. ``look``: requests may be tested. Without it, safe in a signal
+        handler of the rank's own thread.
         """
 
     def configure(self, *, timeout_s: float, wait: str) -> None:

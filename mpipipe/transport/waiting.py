@@ -12,6 +12,13 @@ _NAP_S = 50e-6
 _YIELD_S = 100e-6
 _SPINS_PER_LOOK = 64
 
+ALARM_EVERY_S = 0.1
+"""A rank that waits looks so often whether another one has given up."""
+
+
+def _never() -> bool:
+    return False
+
 
 class Waiter:
     """Tests a condition until it holds.
@@ -27,26 +34,39 @@ class Waiter:
         self.spins = policy == "spin" or (policy == "auto" and has_core_of_its_own(local_size))
         self.timeout_s = timeout_s
 
-    def wait(self, test: Callable[[], bool]) -> bool:
-        """True once ``test()`` is true, False when the time limit came first."""
+    def wait(self, test: Callable[[], bool], alarm: Callable[[], bool] = _never) -> bool:
+        """True once ``test()`` is true, False when the time limit or an ``alarm()``, asked for every ALARM_EVERY_S,
+        came first.
+        """
         if test():
             return True
         start = time.monotonic()
-        return self._spin(test, start) if self.spins else self._yield(test, start)
+        return self._spin(test, alarm, start) if self.spins else self._yield(test, alarm, start)
 
-    def _spin(self, test: Callable[[], bool], start: float) -> bool:
+    def _spin(self, test: Callable[[], bool], alarm: Callable[[], bool], start: float) -> bool:
+        look = ALARM_EVERY_S
         while True:
             for _ in range(_SPINS_PER_LOOK):
                 if test():
                     return True
-            if time.monotonic() - start > self.timeout_s:
+            waited = time.monotonic() - start
+            if waited > look:
+                look = waited + ALARM_EVERY_S
+                if alarm():
+                    return False
+            if waited > self.timeout_s:
                 return False
 
-    def _yield(self, test: Callable[[], bool], start: float) -> bool:
+    def _yield(self, test: Callable[[], bool], alarm: Callable[[], bool], start: float) -> bool:
+        look = ALARM_EVERY_S
         while True:
             if test():
                 return True
             waited = time.monotonic() - start
+            if waited > look:
+                look = waited + ALARM_EVERY_S
+                if alarm():
+                    return False
             if waited > self.timeout_s:
                 return False
             if waited < _YIELD_S:

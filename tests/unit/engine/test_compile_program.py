@@ -145,3 +145,24 @@ def test_tags_repeat_only_where_messages_keep_their_order() -> None:
             compile_program(one_way(in_order[::-1], in_order), rank)
     few = np.arange(100)
     assert len(compile_program(one_way(few[::-1], few), 0).ops) == 200
+
+
+def test_no_gradient_goes_to_the_stages_before_the_first_trained_one() -> None:
+    table = build("1f1b", p=3, m=1)
+    programs = [compile_program(table, rank, 1) for rank in range(3)]
+    assert [[str(op) for op in program.ops] for program in programs] == [
+        ["0F0", "0SEND_F0", "0B0"],
+        ["1RECV_F0", "1F0", "1SEND_F0", "1RECV_B0", "1B0"],
+        ["2RECV_F0", "2F0", "2B0", "2SEND_B0"],
+    ]
+    assert [[op.row for op in program.ops] for program in programs] == [[0, 0, 1], [0, 0, 0, 1, 1], [0, 0, 1, 1]]
+
+
+@pytest.mark.parametrize("table", tables(), ids=name_of)
+def test_both_ends_leave_out_the_same_messages(table: ScheduleTable) -> None:
+    for first in range(table.num_stages):
+        programs = [compile_program(table, rank, first) for rank in range(table.p)]
+        sent, received = messages(programs, True), messages(programs, False)
+        assert sent.keys() == received.keys()
+        assert all((op.tag, op.ordinal) == (received[key].tag, received[key].ordinal) for key, op in sent.items())
+        assert all(op.stage > first for op in sent.values() if op.kind == Kind.SEND_B)

@@ -48,7 +48,7 @@ def test_an_evaluation_over_other_batches_on_one_rank_is_refused_on_all(
     given: list[tuple[int, ...]], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """MPI takes small messages before they are asked for: an extra batch would come up in the next step."""
-    monkeypatch.setattr("mpipipe.engine.Engine.run", lambda self, program, feed: RunResult(1.0, 1, 0, 0, 0))
+    monkeypatch.setattr("mpipipe.engine.Engine.run", lambda self, *given: RunResult(1.0, 1, 0, 0, 0))
     seen = []
 
     def work(transport: Transport) -> None:

@@ -56,3 +56,18 @@ def test_a_wait_ends_with_its_condition_or_its_time(policy: str) -> None:
     answers = iter([False] * 500 + [True])
     assert Waiter(policy, 1, 60.0).wait(lambda: next(answers))
     assert not Waiter(policy, 1, 0.01).wait(lambda: False)
+
+
+@pytest.mark.parametrize("policy", ["spin", "yield"])
+def test_an_alarm_ends_a_wait_early(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpipipe.transport.waiting.ALARM_EVERY_S", 0.001)
+    asked: list[bool] = []
+
+    def third_time() -> bool:
+        asked.append(len(asked) == 2)
+        return asked[-1]
+
+    assert not Waiter(policy, 1, 60.0).wait(lambda: False, third_time)
+    assert asked == [False, False, True]
+    assert Waiter(policy, 1, 60.0).wait(lambda: True, third_time)
+    assert len(asked) == 3

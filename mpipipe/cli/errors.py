@@ -46,7 +46,8 @@ def report(error: BaseException, *, as_json: bool) -> int:
     Text goes to standard error: one of our own errors as its message, an unexpected one with its traceback. With
     ``as_json`` the object goes to standard output, and the traceback of an unexpected one still to standard error.
     """
-    sys.stdout.flush()
+    if sys.stdout is not None:  # as with >&-
+        sys.stdout.flush()
     expected = isinstance(error, MpipipeError | OSError)
     if as_json:
         print(json.dumps(error_object(error)), flush=True)

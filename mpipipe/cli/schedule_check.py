@@ -13,6 +13,7 @@ from mpipipe.cli.errors import EXIT_USAGE
 from mpipipe.cli.options import Json
 from mpipipe.cli.output import print_json, print_table
 from mpipipe.cli.schedule_costs import Cost, CostsFile, Latency, costs_from
+from mpipipe.cli.schedule_size import check_size, refuse_above
 from mpipipe.errors import ConfigError, ScheduleError
 
 if TYPE_CHECKING:
@@ -108,9 +109,11 @@ def _text(loaded: LoadedTable, problems: Sequence[Problem], how: Sends) -> str:
         needed = counted(receive_buffers_needed(table) or 0, "receive buffer")
         runs = "also with rendezvous sends" if needed[0] == "0" else f"needs {needed} a rank if sends wait"
         simulation = simulate(table)
+        weights = "weight gradients in order" if table.ordered else "weight gradients not in microbatch order"
+        weights = "no backward, as for an evaluation" if table.forward_only else weights
         return (
             f"{loaded.file}: ok with {how} ({runs}): p={table.p} v={table.v} m={table.m}, {table.num_actions} actions, "
-            f"{'weight gradients in order' if table.ordered else 'weight gradients not in microbatch order'}\n"
+            f"{weights}\n"
             + figures_text(simulation)
         )
     lines = [f"{loaded.where(problem.rank, problem.row)}: {problem.message}" for problem in problems[:SHOWN]]
@@ -160,7 +163,9 @@ def compare(
     found = []
     for name in chosen:
         try:
+            check_size(name, "compare", ranks, microbatches, chunks)
             table = load_table(name) if is_file(name) else build(name, p=ranks, v=chunks, m=microbatches)
+            refuse_above(table.num_actions, "compare")
         except ScheduleError as error:
             if len(chosen) == 1 or name.partition(":")[0] not in names():
                 raise
@@ -185,8 +190,7 @@ def _compared(name: str, table: ScheduleTable, costs: Costs, latency: float) -> 
     from mpipipe.schedule import figures, simulate
 
     simulation = simulate(table, costs, latency)
-    one = figures(table, simulation)
-    del one["rows"]
+    one = figures(table, simulation, rows=False)
     time = simulation.makespan
     over = {"over_bound": simulation.lower_bound, "time_over_work": float(simulation.busy.max(initial=0.0))}
     return one | {"schedule": name} | {key: time / least if least else 1.0 for key, least in over.items()}

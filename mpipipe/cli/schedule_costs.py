@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,8 +14,9 @@ import typer
 from mpipipe.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mpipipe.schedule import Costs
+    from mpipipe.schedule import Costs, ScheduleTable
 
+_NUMBER = re.compile(r"[0-9]+\.?[0-9]*([eE][+-]?[0-9]+)?|\.[0-9]+([eE][+-]?[0-9]+)?")
 _COSTS_BYTES = 16 * 1024 * 1024
 _ALLOWED = "F, I and W, and FB for an overlapped pair, as F=1,I=1,W=0.5"
 
@@ -44,6 +47,14 @@ def costs_from(text: str, path: Path | None) -> Costs:
     return read_costs(path)
 
 
+def check_costs(table: ScheduleTable, costs: Costs, latency: float) -> None:
+    """Raise ScheduleError for costs and a latency that do not fit a table, also where nothing is simulated."""
+    from mpipipe.schedule import Hops
+
+    costs.per_stage(table.num_stages)
+    Hops(latency).per_stage(table.num_stages)
+
+
 def parse_costs(text: str) -> Costs:
     """Costs from ``F=1,I=1,W=1,FB=3``; what is not named costs 1, a pair F + B. Raises ConfigError."""
     from mpipipe.schedule import Costs
@@ -52,13 +63,11 @@ def parse_costs(text: str) -> Costs:
     given: set[str] = set()
     for part in text.split(",") if text else ():
         name, _, number = part.partition("=")
-        name = name.strip()
-        try:
-            value = float(number)
-        except ValueError:
-            value = -1.0
+        name, number = name.strip(), number.strip()
+        value = float(number) if _NUMBER.fullmatch(number) else math.nan
         if name not in (*costs, "FB") or name in given or not 0 <= value < math.inf:
-            raise ConfigError(f"'{part}' is no cost", key="--cost", value=text, allowed=_ALLOWED)
+            why = "stands twice" if name in given else "is no cost"
+            raise ConfigError(f"{shortened(part)} {why}", key="--cost", value=text, allowed=_ALLOWED)
         given.add(name)
         costs[name] = value
     return Costs(**costs)
@@ -77,12 +86,12 @@ def read_costs(path: Path) -> Costs:
 
     try:
         if path.stat().st_size > _COSTS_BYTES:
-            raise refuse(f"is larger than {_COSTS_BYTES:,} bytes")
-        found = json.loads(path.read_bytes())
+            raise ValueError(f"it is larger than {_COSTS_BYTES:,} bytes")
+        found = json.loads(path.read_bytes(), object_pairs_hook=_once)
     except OSError as error:
         raise refuse(f"can't be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
-        raise refuse(f"is no JSON: {error}") from None
+        raise refuse(f"holds no costs as JSON: {error}") from None
     if isinstance(found, dict) and isinstance(found.get("costs"), dict):
         found = found["costs"]
     if not isinstance(found, dict) or set(found) - {"FB"} != {"F", "I", "W"}:
@@ -94,5 +103,22 @@ def read_costs(path: Path) -> Costs:
     return Costs(**found)
 
 
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """A JSON object whose keys stand in it once each."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {shortened(twice)} stands twice in one object")
+    return found
+
+
 def _is_cost(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return 0 <= value <= sys.float_info.max  # compares whole numbers of any length
+
+
+def shortened(text: str) -> str:
+    """What the user wrote, in quotes, without the middle of a long text."""
+    return f"'{text}'" if len(text) <= 60 else f"'{text[:40]}...{text[-10:]}'"

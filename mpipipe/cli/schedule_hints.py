@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mpipipe.schedule import ScheduleTable
+    from mpipipe.schedule import ScheduleTable, Simulation
 
 TERMINAL_COLUMNS = 200
 """A terminal gets that many columns, or its own width where that is more."""
@@ -19,11 +19,18 @@ _KINDS = {"F": "forward", "B": "backward", "I": "input half of a backward", "W":
 _COLOUR = re.compile(r"(\x1b\[[0-9;]*m)")
 
 
-def remarks(table: ScheduleTable) -> list[str]:
+def remarks(table: ScheduleTable, simulation: Simulation) -> list[str]:
     """Lines for below the figures: how to read a cell that begins with its stage, and where the interesting case is."""
+    import numpy as np
+
+    from mpipipe.schedule import Kind
+
     lines = []
+    if simulation.makespan == 0:
+        lines.append("all costs are 0: nothing takes time, so that there is nothing to draw")
     if table.num_stages > table.p:
-        kinds = "".join(kind for kind in _KINDS if any(kind in cell for row in table.rows() for cell in row))
+        found = set(np.unique(simulation.table.kinds).tolist())
+        kinds = [kind.name for kind in Kind if kind in found]
         words = ", ".join(f"{kind} {_KINDS[kind]}" for kind in kinds)
         lines.append(f"1F0 is stage 1's forward of microbatch 0; {words}")
     family = table.name.partition(":")[0]
@@ -34,7 +41,7 @@ def remarks(table: ScheduleTable) -> list[str]:
 
 def fitted(drawn: str, output: Path | None) -> str:
     """The drawn table as it is for files and pipes; a terminal's lines end at ``TERMINAL_COLUMNS``, with a note."""
-    if output is not None or not sys.stdout.isatty():
+    if output is not None or sys.stdout is None or not sys.stdout.isatty():
         return drawn
     columns = max(TERMINAL_COLUMNS, shutil.get_terminal_size().columns)
     lines = drawn.splitlines()

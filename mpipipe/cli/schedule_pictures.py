@@ -15,8 +15,8 @@ from mpipipe.errors import ConfigError
 if TYPE_CHECKING:
     from mpipipe.schedule import Costs, ScheduleTable, Shown, Simulation
 
-PICTURES = {"svg": b"<svg", "html": b"<!DOCTYPE html>"}
-"""Pictures that are text, and how their files begin."""
+PICTURES = ("svg", "html")
+"""Pictures that are text."""
 
 Colour = Annotated[
     Literal["auto", "always", "never"],
@@ -35,7 +35,7 @@ def wants_colour(choice: str, output: Path | None) -> bool:
     if choice != "auto":
         return choice == "always"
     plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
-    return output is None and not plain and sys.stdout.isatty()
+    return output is None and not plain and sys.stdout is not None and sys.stdout.isatty()
 
 
 def check_against(against: str, form: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,7 +10,7 @@ import typer
 from mpipipe.cli.options import Json, Output
 from mpipipe.cli.output import print_json, print_table
 from mpipipe.cli.progress import counted_progress
-from mpipipe.cli.schedule_costs import Cost, CostsFile, Latency, costs_from
+from mpipipe.cli.schedule_costs import Cost, CostsFile, Latency, costs_from, shortened
 from mpipipe.errors import ConfigError, TableFileError
 
 if TYPE_CHECKING:
@@ -58,7 +59,9 @@ def search(
 ) -> None:
     """Search the shortest table for these costs under a cap, and prove how far from the best it is at most.
 
-    Tries every family with its options, then list schedules, then local search. -o saves the table (.csv, .h5).
+    Tries every family with its options, then list schedules, then local search. Stages lie on the ranks in a loop or
+    zig-zag, with --latency also v neighbours to a rank; the proof is for these placements. -o saves the table (.csv,
+    .h5).
     """
     from mpipipe.schedule.exchange import save_table
     from mpipipe.schedule.search import search as find
@@ -86,7 +89,7 @@ def search(
         except TableFileError as error:
             raise ConfigError(error.problem, file=output, key="-o", value=str(output)) from None
     if as_json:
-        print_json(search_figures(result))
+        print_json(search_figures(result) | ({} if output is None else {"written": str(output)}))
         return
     _print(result, top)
     if output is not None:
@@ -98,22 +101,27 @@ def parse_memory(text: str) -> int | list[int] | None:
     if not text:
         return None
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and 0 < int(part) <= _MOST for part in parts):
+    wrong = [part for part in parts if not re.fullmatch("[0-9]{1,7}", part) or not 0 < int(part) <= _MOST]
+    if wrong:
         raise ConfigError(
-            "is no cap", key="--memory", value=text, allowed="whole numbers from 1, one or one a rank, as 8 or 8,7,6,5"
+            f"{shortened(wrong[0])} is no cap",
+            key="--memory",
+            value=text,
+            allowed=f"whole numbers from 1 to {_MOST}, one or one a rank, as 8 or 8,7,6,5",
         )
     return int(parts[0]) if len(parts) == 1 else [int(part) for part in parts]
 
 
 def search_figures(result: SearchResult) -> dict[str, Any]:
     """The figures of the table as ``schedule show --json`` gives them, ``lower_bound`` that of the search with its cap;
-    ``found_by``, ``gap`` and ``tried``."""
+    ``found_by``, ``gap``, ``placements`` (for which the bound holds) and ``tried``."""
     from mpipipe.schedule import figures
 
     found = figures(result.table, result.simulation)
     found.update(
         lower_bound=result.lower_bound,
         gap=result.gap,
+        placements=list(result.placements),
         found_by=result.found_by,
         tried=[one._asdict() for one in result.tried],
     )
@@ -131,7 +139,9 @@ def _print(result: SearchResult, top: int) -> None:
         shown.append((one.name, f"{one.makespan:g}", f"{100 * over:.1f} %", one.peak))
     print_table(("found by", "makespan", "over the bound", "peak"), shown[:top])
     peaks = " ".join(str(peak) for peak in result.simulation.peak_activations.tolist())
-    proof = "no table is shorter" if result.gap == 0 else f"no table is shorter than {result.lower_bound:g}"
+    *first, last = result.placements
+    where = f"on the {', '.join(first)} or {last} placement" if first else f"on the {last} placement"
+    proof = f"no table {where} is shorter" + (f" than {result.lower_bound:g}" if result.gap else "")
     print(
         f"best: {result.found_by}\nmakespan {result.simulation.makespan:g}  gap {100 * result.gap:.1f} % ({proof})  "
         f"bubble fraction {result.simulation.bubble_fraction:.3f}\nactivations kept at once, by rank: {peaks}"

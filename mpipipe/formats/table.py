@@ -5,6 +5,7 @@ Letters: p = num_ranks, v = chunks_per_rank, m = num_microbatches, A = number of
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -137,8 +138,15 @@ def _opened(path: Path) -> Iterator[Any]:
     except TableFileError:
         raise
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, MemoryError, OverflowError) as error:
-        why = " ".join(str(error).split())
-        raise TableFileError(f"can't be read as HDF5, it is cut or damaged ({why})", file=path) from None
+        raise TableFileError(f"can't be read as HDF5: {_why(error)}", file=path) from None
+
+
+def _why(error: Exception) -> str:
+    """What is wrong, in words for those who do not know HDF5; what HDF5 says of a damaged file tells them nothing."""
+    number = getattr(error, "errno", None)
+    if number is not None:
+        return os.strerror(number)
+    return "it is cut short, or still being written" if "truncated" in str(error) else "it is damaged"
 
 
 def _error_class(path: str | Path) -> Any:

@@ -39,7 +39,10 @@ class Sends:
     receive_buffers: int | None = None
 
     def __post_init__(self) -> None:
-        if self.receive_buffers is not None and (self.receive_buffers < 1 or self.rendezvous):
+        number = self.receive_buffers
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
+            raise ScheduleError(f"receive buffers = {number!r} must be a whole number, 1 or more, or None")
+        if number is not None and (number < 1 or self.rendezvous):
             raise ScheduleError("receive buffers: 1 or more, and not together with rendezvous sends")
 
     def __str__(self) -> str:
@@ -102,22 +105,34 @@ def find_deadlock(table: ScheduleTable, sends: Sends = BUFFERED) -> list[Wait]:
 def receive_buffers_needed(table: ScheduleTable) -> int | None:
     """The least number of receive buffers a rank with which the table runs to its end; None if no number is enough.
 
-    0: it runs with rendezvous sends.
+    0: it runs with rendezvous sends. Time is linear in the number of actions.
     """
-    if not find_deadlock(table, RENDEZVOUS):
-        return 0
-    if find_deadlock(table):
-        return None
     lowered = lower(table)
-    receives = (lowered.kinds == Kind.RECV_F) | (lowered.kinds == Kind.RECV_B)
-    low, high = 0, max(1, *(int(np.count_nonzero(receives[lowered.row_of(rank)])) for rank in range(lowered.p)))
-    while high - low > 1:
-        middle = (low + high) // 2
-        if find_deadlock(table, Sends(receive_buffers=middle)):
-            low = middle
-        else:
-            high = middle
-    return high
+    partners = _partners(lowered)
+    if np.array_equal(_run(lowered, partners, RENDEZVOUS), lowered.offsets[1:]):
+        return 0
+    return _least_buffers(_Buffers.of(lowered, partners))
+
+
+def _least_buffers(run: _Buffers) -> int | None:
+    """Run with one buffer; where all stand still, with the least number with which some rank goes on, from there.
+
+    That is the least number: what can pass goes on being able to until it has, so that where the ranks stand in the
+    end does not depend on the order in which they run; more buffers only let more pass, so that the stand of fewer
+    buffers is a step on the way of more.
+    """
+    ahead = 1
+    runnable = list(range(len(run.stops)))
+    while True:
+        run.go(runnable, ahead)
+        stuck = [rank for rank, stop in enumerate(run.stops) if run.reached[rank] < stop]
+        if not stuck:
+            return ahead
+        wanted = {rank: run.buffers_wanted(rank) for rank in stuck if run.is_send[run.reached[rank]]}
+        if not wanted:
+            return None
+        ahead = min(wanted.values())
+        runnable = [rank for rank, number in wanted.items() if number == ahead]
 
 
 def shortest_cycle(waits_for: dict[int, int]) -> list[int]:
@@ -157,19 +172,14 @@ def _partners(lowered: ScheduleTable) -> NDArray[np.int64]:
 
 def _run(lowered: ScheduleTable, partners: NDArray[np.int64], sends: Sends) -> NDArray[np.int64]:
     """int64 (p,): the flat index at which each rank stands when no one can go on."""
-    sending = (lowered.kinds == Kind.SEND_F) | (lowered.kinds == Kind.SEND_B)
-    pairs = partners.tolist()
-    is_send: list[bool] = sending.tolist()
-    ranks: list[int] = np.repeat(np.arange(lowered.p), np.diff(lowered.offsets)).tolist()
-    reached: list[int] = lowered.offsets[:-1].tolist()
-    stops: list[int] = lowered.offsets[1:].tolist()
     if sends.rendezvous:
-        _meet(reached, stops, pairs, ranks)
-    else:
-        ordinals, receives = _receive_ordinals(lowered, partners)
-        ahead = lowered.num_actions if sends.receive_buffers is None else sends.receive_buffers
-        _buffer(reached, stops, pairs, is_send, ranks, ordinals, receives, ahead)
-    return np.array(reached, dtype=np.int64)
+        reached: list[int] = lowered.offsets[:-1].tolist()
+        ranks: list[int] = np.repeat(np.arange(lowered.p), np.diff(lowered.offsets)).tolist()
+        _meet(reached, lowered.offsets[1:].tolist(), partners.tolist(), ranks)
+        return np.array(reached, dtype=np.int64)
+    run = _Buffers.of(lowered, partners)
+    run.go(list(range(lowered.p)), lowered.num_actions if sends.receive_buffers is None else sends.receive_buffers)
+    return np.array(run.reached, dtype=np.int64)
 
 
 def _meet(reached: list[int], stops: list[int], partners: Sequence[int], ranks: Sequence[int]) -> None:
@@ -204,42 +214,68 @@ def _receive_ordinals(lowered: ScheduleTable, partners: NDArray[np.int64]) -> tu
     return ordinals.tolist(), receives
 
 
-def _buffer(
-    reached: list[int],
-    stops: list[int],
-    partners: Sequence[int],
-    is_send: Sequence[bool],
-    ranks: Sequence[int],
-    ordinals: Sequence[int],
-    receives: Sequence[Sequence[int]],
-    ahead: int,
-) -> None:
-    """A SEND passes when its RECV is among the receiver's next ``ahead``, a RECV when its SEND has passed."""
-    taken = [0] * len(stops)
-    runnable = list(range(len(stops)))
-    while runnable:
-        rank = runnable.pop()
-        at, stop = reached[rank], stops[rank]
-        while at < stop:
-            partner = partners[at]
-            if partner != NONE:
-                other = ranks[partner]
-                if is_send[at]:
-                    if ordinals[partner] >= taken[other] + ahead:
-                        break
-                    if reached[other] == partner:
-                        runnable.append(other)
-                else:
-                    if reached[other] <= partner:
-                        break
-                    taken[rank] += 1
-                    opened = taken[rank] + ahead - 1
-                    if opened < len(receives[rank]):
-                        sender = partners[receives[rank][opened]]
-                        if reached[ranks[sender]] == sender:
-                            runnable.append(ranks[sender])
-            at += 1
-            reached[rank] = at
+@dataclass
+class _Buffers:
+    """A run with receive buffers. For each action: ``partners``, ``is_send``, its rank, ``ordinals`` as
+    ``_receive_ordinals`` gives them; for each rank: where it stands (``reached``), the end of its list (``stops``), its
+    ``receives`` and how many of them it has ``taken``."""
+
+    partners: list[int]
+    is_send: list[bool]
+    ranks: list[int]
+    ordinals: list[int]
+    reached: list[int]
+    stops: list[int]
+    receives: list[list[int]]
+    taken: list[int]
+
+    @classmethod
+    def of(cls, lowered: ScheduleTable, partners: NDArray[np.int64]) -> _Buffers:
+        """Every rank at the begin of its list."""
+        ordinals, receives = _receive_ordinals(lowered, partners)
+        return cls(
+            partners=partners.tolist(),
+            is_send=((lowered.kinds == Kind.SEND_F) | (lowered.kinds == Kind.SEND_B)).tolist(),
+            ranks=np.repeat(np.arange(lowered.p), np.diff(lowered.offsets)).tolist(),
+            ordinals=ordinals,
+            reached=lowered.offsets[:-1].tolist(),
+            stops=lowered.offsets[1:].tolist(),
+            receives=receives,
+            taken=[0] * lowered.p,
+        )
+
+    def buffers_wanted(self, rank: int) -> int:
+        """The number of buffers with which the SEND at which ``rank`` stands can pass."""
+        partner = self.partners[self.reached[rank]]
+        return self.ordinals[partner] - self.taken[self.ranks[partner]] + 1
+
+    def go(self, runnable: list[int], ahead: int) -> None:
+        """A SEND passes when its RECV is among the receiver's next ``ahead``, a RECV when its SEND has passed."""
+        partners, is_send, ranks, ordinals = self.partners, self.is_send, self.ranks, self.ordinals
+        reached, receives, taken = self.reached, self.receives, self.taken
+        while runnable:
+            rank = runnable.pop()
+            at, stop = reached[rank], self.stops[rank]
+            while at < stop:
+                partner = partners[at]
+                if partner != NONE:
+                    other = ranks[partner]
+                    if is_send[at]:
+                        if ordinals[partner] >= taken[other] + ahead:
+                            break
+                        if reached[other] == partner:
+                            runnable.append(other)
+                    else:
+                        if reached[other] <= partner:
+                            break
+                        taken[rank] += 1
+                        opened = taken[rank] + ahead - 1
+                        if opened < len(receives[rank]):
+                            sender = partners[receives[rank][opened]]
+                            if reached[ranks[sender]] == sender:
+                                runnable.append(ranks[sender])
+                at += 1
+                reached[rank] = at
 
 
 def _needed(

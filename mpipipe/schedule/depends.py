@@ -159,8 +159,10 @@ def _advance(
     latency: float,
 ) -> None:
     """A rank runs until the action it needs has not ended; it leaves its number there (as -2 - rank) and is called
-    when that action ends."""
+    when that action ends. What stood there before it keeps in ``behind``: two ranks wait for one action in a table with
+    duplicates."""
     position = reached.tolist()
+    behind = [-1.0] * len(stops)
     clock = [0.0] * len(stops)
     runnable = list(range(len(stops)))[::-1]
     while runnable:
@@ -172,6 +174,7 @@ def _advance(
             if need >= 0:
                 ready = ends[need]
                 if ready < 0.0:
+                    behind[rank] = ready
                     ends[need] = -2.0 - rank
                     break
                 ready += latency
@@ -180,8 +183,9 @@ def _advance(
             now += costs[at]
             waiting = ends[at]
             ends[at] = now
-            if waiting < -1.0:
+            while waiting < -1.0:
                 runnable.append(int(-2.0 - waiting))
+                waiting = behind[runnable[-1]]
             at += 1
         position[rank] = at
         clock[rank] = now
@@ -199,6 +203,7 @@ def _advance_pairs(
 ) -> None:
     """As ``_advance``, with a delay for each action and overlapped pairs: ``pairs`` holds their first actions."""
     position = reached.tolist()
+    behind = [-1.0] * len(stops)
     clock = [0.0] * len(stops)
     runnable = list(range(len(stops)))[::-1]
     while runnable:
@@ -213,6 +218,7 @@ def _advance_pairs(
                 if need >= 0:
                     ready = ends[need]
                     if ready < 0.0:
+                        behind[rank] = ready
                         ends[need] = -2.0 - rank
                         break
                     start = max(start, ready + delays[one])
@@ -221,8 +227,9 @@ def _advance_pairs(
                 for one in range(at, after):
                     waiting = ends[one]
                     ends[one] = now
-                    if waiting < -1.0:
+                    while waiting < -1.0:
                         runnable.append(int(-2.0 - waiting))
+                        waiting = behind[runnable[-1]]
                 at = after
                 continue
             break

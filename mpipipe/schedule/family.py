@@ -14,6 +14,10 @@ Check = Callable[[int, int, int], str | None]
 keys."""
 
 
+MOST_ACTIONS = 200_000_000
+"""Actions of the largest table that is built, counted as F, I and W of every stage and microbatch."""
+
+
 @dataclass(frozen=True)
 class Option:
     """A parameter of a family, a whole number of at least ``least``, written ``NAME:option=K``.
@@ -32,6 +36,7 @@ class Family:
 
     ``chunks``: the only v that the family takes, None for any. ``default_chunks``: v where none is asked for.
     ``other_chunks``: the family to take for another v, in words. ``check``: what else p, v and m must fulfil.
+    ``most_actions``: less than ``MOST_ACTIONS`` for a generator that would take minutes for these.
     """
 
     name: str
@@ -41,6 +46,7 @@ class Family:
     default_chunks: int = 1
     other_chunks: str = ""
     check: Check | None = None
+    most_actions: int = MOST_ACTIONS
     options: Mapping[str, Option] = field(default_factory=lambda: MappingProxyType({}))
 
     def refusal(self, p: int, v: int, m: int) -> str | None:
@@ -51,5 +57,12 @@ class Family:
             return (
                 f"pipeline.schedule = '{self.name}' has {one} per rank, pipeline.chunks = {v} was asked for: "
                 f"{instead}pipeline.chunks = {self.chunks}"
+            )
+        if 3 * p * v * m > self.most_actions:
+            return (
+                f"pipeline.schedule = '{self.name}' with pipeline.ranks = {p}, pipeline.chunks = {v} and m = {m} "
+                f"microbatches, from batch.sequences and batch.microbatch, has {3 * p * v * m:,} actions, counted as "
+                f"F, I and W; a table of it has at most {self.most_actions:,}: take m = "
+                f"{max(1, self.most_actions // (3 * p * v))} or less"
             )
         return self.check(p, v, m) if self.check is not None else None

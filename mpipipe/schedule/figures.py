@@ -11,9 +11,10 @@ _NUMBERS = ("latency", "makespan", "bubble_fraction", "lower_bound")
 _LISTS = ("busy", "span")
 
 
-def figures(table: ScheduleTable, simulation: Simulation) -> dict[str, Any]:
+def figures(table: ScheduleTable, simulation: Simulation, *, rows: bool = True) -> dict[str, Any]:
     """Plain numbers, lists and text, ready for ``json.dumps``: p, v, m, placement, compute-only rows, costs, times,
     peaks, messages.
+    Without ``rows`` the same but these.
 
     Times are in the costs' unit; whole numbers are int. ``rows`` come from the compute-only table that was simulated.
     """
@@ -25,7 +26,7 @@ def figures(table: ScheduleTable, simulation: Simulation) -> dict[str, Any]:
         "m": table.m,
         "stages": table.num_stages,
         "placement": _placement(table),
-        "rows": done.rows(),
+        **({"rows": done.rows()} if rows else {}),
         "costs": _costs(simulation),
     }
     for name in _NUMBERS:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mpipipe.schedule.action import Kind
 from mpipipe.schedule.depends import action_crossings
-from mpipipe.schedule.table import Extra, ScheduleTable
+from mpipipe.schedule.table import Extra, ScheduleTable, frozen
 
 
 def lower(table: ScheduleTable) -> ScheduleTable:
@@ -43,9 +43,9 @@ def lower(table: ScheduleTable) -> ScheduleTable:
         table,
         lowered=True,
         offsets=starts[table.offsets],
-        kinds=new_kinds,
-        stages=table.stages[source],
-        microbatches=table.microbatches[source],
+        kinds=frozen(new_kinds),
+        stages=frozen(table.stages[source]),
+        microbatches=frozen(table.microbatches[source]),
         overlaps=starts[pairs] + receives[pairs] + receives[pairs + 1],
         extras=_moved_extras(table, starts),
     )
@@ -84,9 +84,9 @@ def strip(table: ScheduleTable) -> ScheduleTable:
         table,
         lowered=False,
         offsets=np.searchsorted(kept, table.offsets).astype(np.int64),
-        kinds=table.kinds[kept],
-        stages=table.stages[kept],
-        microbatches=table.microbatches[kept],
+        kinds=frozen(table.kinds[kept]),
+        stages=frozen(table.stages[kept]),
+        microbatches=frozen(table.microbatches[kept]),
         overlaps=np.searchsorted(kept, table.overlaps).astype(np.int64),
         extras=_moved_extras(table, np.searchsorted(kept, np.arange(table.num_actions + 1))) if table.extras else (),
     )

@@ -15,15 +15,14 @@ from mpipipe.schedule.simulate import Simulation
 
 
 class MemoryCurve(NamedTuple):
-    """``kept[i]`` holds from ``times[i]`` until ``times[i+1]``. Both float64 (n,), times rising."""
+    """``kept[i]`` holds from ``times[i]`` until ``times[i+1]``. Both float64 (n,), times rising.
+
+    ``peak``: the most that is kept, in the order of the rank's list: what is kept for no time at all counts too.
+    """
 
     times: NDArray[np.float64]
     kept: NDArray[np.float64]
-
-    @property
-    def peak(self) -> float:
-        """The most that is kept at one time."""
-        return float(self.kept.max(initial=0.0))
+    peak: float
 
 
 def memory_curve(
@@ -36,9 +35,10 @@ def memory_curve(
     """What ``rank`` keeps of its forwards, over the time of the step.
 
     A chunk's activation lives from the start of its F to the end of its B. Where the backward is split, part of it is
-    freed by I and the rest by W: ``weight_inputs`` is what W still needs; None: all of it, until W. Both are sizes in
-    any one unit, one number or one per stage; 1.0 counts chunk activations. At one time what ends is freed before what
-    starts is counted. Raises ScheduleError for a rank that the table lacks.
+    freed by I and the rest by W: ``weight_inputs`` is what W still needs; None: all of it, until W. Both are sizes
+    in any one unit, one number or one per stage; 1.0 counts chunk activations. What happens at one time happens in
+    the order of the rank's list; in an overlapped pair the forward's activation comes before the backward's goes.
+    Raises ScheduleError for a rank that the table lacks.
     """
     table = simulation.table
     if not 0 <= rank < table.p:
@@ -53,8 +53,11 @@ def memory_curve(
     change[Kind.F], change[Kind.B] = whole, -whole
     change[Kind.I], change[Kind.W] = late - whole, -late
     times = np.where(kinds == Kind.F, simulation.start[row], simulation.end[row])
-    grows = (kinds == Kind.F).astype(np.int8)
-    order = np.lexsort((grows, times))
+    order = np.arange(times.size)
+    pairs = table.overlaps[(table.overlaps >= row.start) & (table.overlaps < row.stop)] - row.start
+    backward_first = pairs[kinds[pairs] != Kind.F]
+    order[backward_first], order[backward_first + 1] = backward_first + 1, backward_first
+    times = times[order]
     kept = np.cumsum(change[kinds, stages][order])
-    last_of_its_time = np.append(np.diff(times[order]) > 0, True) if times.size else np.empty(0, dtype=bool)
-    return MemoryCurve(times[order][last_of_its_time], kept[last_of_its_time])
+    last_of_its_time = np.append(np.diff(times) > 0, True) if times.size else np.empty(0, dtype=bool)
+    return MemoryCurve(times[last_of_its_time], kept[last_of_its_time], float(kept.max(initial=0.0)))

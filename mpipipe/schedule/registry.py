@@ -64,7 +64,13 @@ def family_of(spec: str) -> tuple[Family, dict[str, int]]:
     """
     name, colon, rest = str(spec).partition(":")
     if name not in FAMILIES:
-        near = difflib.get_close_matches(name.lower(), FAMILIES, n=1, cutoff=0.4)
+        if name == "auto":
+            raise ScheduleError(
+                "pipeline.schedule = 'auto' lets a run and 'mpipipe plan' choose the table by the costs of the model's "
+                "layers; there is no model here: name a schedule, or take 'mpipipe schedule search', which searches "
+                f"for costs that you give (names: {', '.join(FAMILIES)})"
+            )
+        near = difflib.get_close_matches(name.lower(), FAMILIES, n=1, cutoff=0.65)
         hint = f"; did you mean '{near[0]}'?" if near else ""
         raise ScheduleError(f"pipeline.schedule = '{name}' is unknown{hint} (allowed: {', '.join(FAMILIES)})")
     family = FAMILIES[name]

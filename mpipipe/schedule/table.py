@@ -6,15 +6,18 @@ Letters: p = num_ranks, v = chunks_per_rank, m = num_microbatches, A = number of
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpipipe.errors import ScheduleError
 from mpipipe.schedule.action import Action, Kind, overlap_text, parse_cell
+
+_Number = TypeVar("_Number", bound=np.generic)
 
 MAX_STAGES = int(np.iinfo(np.int16).max)
 """Largest p*v that a table holds: stages are kept as int16."""
@@ -45,7 +48,8 @@ def _no_pairs() -> NDArray[np.int64]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ScheduleTable:
-    """What every rank does, in order. Immutable: the arrays are read-only.
+    """What every rank does, in order. Immutable: the arrays are read-only, and copies of those that the caller could
+    still write to.
 
     ``placement`` has the rank of each of the p*v stages. ``lowered`` is true for a table with SEND and RECV actions
     put in. The actions of all ranks lie in flat arrays, rank after rank: ``kinds`` uint8 (A,), ``stages`` int16 (A,),
@@ -77,14 +81,15 @@ class ScheduleTable:
 
     def __post_init__(self) -> None:
         for name, dtype in _DTYPES.items():
-            array = np.ascontiguousarray(getattr(self, name), dtype=dtype)
-            if array.flags.writeable:
-                array = array.view()
-                array.flags.writeable = False
-            object.__setattr__(self, name, array)
-        object.__setattr__(self, "placement", tuple(int(rank) for rank in self.placement))
-        if self.mirror is not None:
-            object.__setattr__(self, "mirror", tuple(int(rank) for rank in self.mirror))
+            object.__setattr__(self, name, _settled(name, getattr(self, name), np.dtype(dtype)))
+        try:
+            for name in ("p", "v", "m"):
+                object.__setattr__(self, name, operator.index(getattr(self, name)))
+            object.__setattr__(self, "placement", tuple(operator.index(rank) for rank in self.placement))
+            if self.mirror is not None:
+                object.__setattr__(self, "mirror", tuple(operator.index(rank) for rank in self.mirror))
+        except TypeError as error:
+            raise ScheduleError(f"p, v, m and the ranks of a placement are whole numbers: {error}") from None
         self._check_shape()
         self._check_pairs()
 
@@ -109,7 +114,7 @@ class ScheduleTable:
         first = self.overlaps
         if not first.size:
             return
-        if first.ndim != 1 or np.any(np.diff(first) < 2) or first[0] < 0 or first[-1] + 1 >= self.num_actions:
+        if np.any(np.diff(first) < 2) or first[0] < 0 or first[-1] + 1 >= self.num_actions:
             raise ScheduleError("overlaps must be rising places of pairs that do not share an action")
         ends_a_row = np.isin(first + 1, self.offsets)
         kinds = np.stack((self.kinds[first], self.kinds[first + 1]))
@@ -266,6 +271,47 @@ class ScheduleTable:
         from mpipipe.schedule.draw.text import table_text
 
         return table_text(self)
+
+
+def frozen(array: NDArray[_Number]) -> NDArray[_Number]:
+    """``array`` itself, made read-only: a table keeps it without a copy. For arrays that nobody else has."""
+    array.flags.writeable = False
+    return array
+
+
+def _settled(name: str, given: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """``given`` as a read-only array of ``dtype`` that nobody can write to: itself, or a copy. Raises ScheduleError for
+    what is not whole numbers, or does not fit."""
+    try:
+        array = np.asarray(given)
+    except (ValueError, TypeError, OverflowError):
+        raise ScheduleError(f"{name} must be one list of whole numbers") from None
+    if array.ndim != 1:
+        raise ScheduleError(f"{name} must be one list of whole numbers, found {array.ndim} dimensions")
+    if array.dtype == dtype:
+        if array.flags.c_contiguous and _is_fixed(array):
+            return array
+        return frozen(np.array(array, order="C", subok=False))
+    if array.size:
+        if array.dtype.kind not in "iu":
+            raise ScheduleError(f"{name} must be whole numbers, found {array.dtype}")
+        limits = np.iinfo(dtype)
+        for end in (int(array.min()), int(array.max())):
+            if not limits.min <= end <= limits.max:
+                raise ScheduleError(f"{name} holds {end}: its numbers go from {limits.min} to {limits.max}")
+    return frozen(np.array(array, dtype=dtype, order="C"))
+
+
+def _is_fixed(array: NDArray[Any]) -> bool:
+    """Whether no array through which the numbers can be reached may be written to."""
+    owner: Any = array
+    while isinstance(owner, np.ndarray):
+        if owner.flags.writeable:
+            return False
+        if owner.base is None:
+            return bool(owner.flags.owndata)
+        owner = owner.base
+    return False
 
 
 def _parse(rows: Sequence[Iterable[str]]) -> tuple[list[list[Action]], list[int], list[Extra]]:

@@ -73,6 +73,7 @@ def _page(shown: Sequence[Shown]) -> Iterator[str]:
     yield '<html lang="en">'
     yield "<head>"
     yield '<meta charset="utf-8">'
+    yield '<meta name="generator" content="mpipipe">'
     yield f'<meta http-equiv="Content-Security-Policy" content="{html.escape(policy)}">'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
     yield f"<title>{title}</title>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from mpipipe.schedule.draw.scene import Box, Line, Scene, Text, compose
 from mpipipe.schedule.simulate import Simulation
 from mpipipe.schedule.table import ScheduleTable
 
-__all__ = ["draw_png", "shade"]
+__all__ = ["draw_png", "png_bytes", "shade"]
 
 _PIXELS = 1.5
 """Pixels of the file for one of the scene."""
@@ -25,9 +26,14 @@ _POINT = 72.0 / _INCH
 
 
 def draw_png(table: ScheduleTable, simulation: Simulation, path: Path | str) -> None:
-    """Write a picture: a bar a rank, time from left to right, colour by kind, darker for higher chunks, microbatch
-    numbers where they fit; the phases in a strip above each bar, the activations kept below it, the critical path
-    framed.
+    """Write what ``png_bytes`` gives to ``path``, whatever is there. Raises OSError too."""
+    Path(path).write_bytes(png_bytes(table, simulation))
+
+
+def png_bytes(table: ScheduleTable, simulation: Simulation) -> bytes:
+    """A picture as the bytes of a PNG file: a bar a rank, time from left to right, colour by kind, darker for higher
+    chunks, microbatch numbers where they fit; the phases in a strip above each bar, the activations kept below it,
+    the critical path framed.
 
     Raises ScheduleError for more than 100,000 actions and MissingDependencyError without matplotlib.
     """
@@ -52,7 +58,9 @@ def draw_png(table: ScheduleTable, simulation: Simulation, path: Path | str) -> 
     _path(axes, scene)
     for text in scene.texts:
         _text(axes, text)
-    figure.savefig(path, format="png")
+    made = io.BytesIO()
+    figure.savefig(made, format="png", metadata={"Software": "mpipipe"})
+    return made.getvalue()
 
 
 def _corners(x: float, y: float, width: float, height: float) -> list[tuple[float, float]]:

@@ -192,7 +192,7 @@ def _layout(simulation: Simulation) -> Layout:
     if needed <= _WIDEST:
         width = float(max(_NARROWEST, math.ceil(needed)))
     else:
-        width = float(np.clip(math.ceil(_SHORTEST * time / shortest), _WITHOUT_NUMBERS, _WIDEST))
+        width = float(np.clip(math.ceil(min(_SHORTEST * time / shortest, 2.0 * _WIDEST)), _WITHOUT_NUMBERS, _WIDEST))
     lane = float(np.clip(round(_LANES_HEIGHT / table.p), _LOWEST, _TALLEST))
     strip, curve, gap = (max(1.0, round(part * lane)) for part in (0.06, 0.32, 0.12))
     return Layout(width, (width - _LEFT - _RIGHT) / time, lane, strip, lane - strip - curve - gap, curve)

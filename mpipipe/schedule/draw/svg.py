@@ -39,6 +39,7 @@ def _elements(scene: Scene) -> Iterator[str]:
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
         f'font-family="{_FONT}" role="img">'
     )
+    yield "<!-- made by mpipipe -->"
     about = f"{scene.title}, p={table.p} v={table.v} m={table.m}: {figures_words(scene.simulation)}"
     yield f"<title>{_escaped(about)}</title>"
     yield f'<rect width="{width}" height="{height}" fill="#ffffff"/>'

@@ -19,6 +19,7 @@ from mpipipe.schedule.table import ScheduleTable
 _MOST_RANKS = 64
 _MOST_COLUMNS = 2000
 _DRAWN_UP_TO = 20_000
+_FARTHEST = 2.0**53
 
 
 class _Part(NamedTuple):
@@ -53,16 +54,21 @@ def draw_text(table: ScheduleTable, simulation: Simulation | None = None, *, col
     cells = [_cells(table, simulation, rank, unit) for rank in ranks]
     widths = (math.ceil((len(cell.text) + 1) / cell.units) for row in cells for cell in row if cell.units)
     width = max(widths, default=1)
-    columns = round(simulation.makespan / unit)
+    most = _MOST_COLUMNS // width + 3
+    columns = min(simulation.makespan / unit, most)
     phases = action_phases(table) if colour else None
     lines = []
     for rank, row in zip(ranks, cells, strict=True):
         parts, at = [], 0
         for cell in row:
-            parts.append(_Part(".".ljust(width) * (cell.column - at), _WAITING))
+            if at >= most:
+                break
+            column = min(cell.column, most)
+            parts.append(_Part(".".ljust(width) * (column - at), _WAITING))
+            cell = cell._replace(units=min(cell.units, most))
             parts += _cell(cell, width, table, phases)
-            at = max(at, cell.column + cell.units)
-        parts.append(_Part(".".ljust(width) * (columns - at), _WAITING))
+            at = max(at, column + cell.units)
+        parts.append(_Part(".".ljust(width) * (round(columns) - at), _WAITING))
         lines.append(_label(rank, table.p) + _joined(parts, colour))
     return "\n".join(lines + _more(table.p) + (_key(table) if colour else []))
 
@@ -168,8 +174,10 @@ def _row_texts(table: ScheduleTable, rank: int, first: int, last: int) -> list[s
 def _cells(table: ScheduleTable, simulation: Simulation, rank: int, unit: float) -> list[_Placed]:
     """The actions of a rank on the grid, an overlapped pair as one."""
     row = table.row_of(rank)
-    starts = np.rint(simulation.start[row] / unit).astype(np.int64).tolist()
-    ends = np.rint(simulation.end[row] / unit).astype(np.int64).tolist()
+    starts, ends = (
+        np.minimum(np.rint(times[row] / unit), _FARTHEST).astype(np.int64).tolist()
+        for times in (simulation.start, simulation.end)
+    )
     plain = table.v == 1 and table.placement == tuple(range(table.p))
     pairs = set(table.overlaps[(table.overlaps >= row.start) & (table.overlaps < row.stop)].tolist())
 
@@ -191,10 +199,10 @@ def _cells(table: ScheduleTable, simulation: Simulation, rank: int, unit: float)
 def _unit(simulation: Simulation) -> float:
     times = np.concatenate((simulation.start, simulation.end))
     whole = np.rint(times)
-    if np.array_equal(times, whole):
+    if np.array_equal(times, whole) and whole.max(initial=0.0) <= _FARTHEST:
         return float(max(1, np.gcd.reduce(whole.astype(np.int64), initial=0)))
     lengths = simulation.end - simulation.start
-    return float(lengths[lengths > 0].min())
+    return float(lengths[lengths > 0].min(initial=np.inf))
 
 
 def _label(rank: int, p: int) -> str:

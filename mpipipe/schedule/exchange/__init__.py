@@ -12,10 +12,10 @@ from mpipipe.schedule.exchange.files import (
     load_with_places,
     save_table,
     table_text,
-    write_text_whole,
 )
 from mpipipe.schedule.exchange.loaded import LoadedTable, Place
 from mpipipe.schedule.exchange.named import is_file, table_named
+from mpipipe.schedule.exchange.outputs import write_output
 
 __all__ = [
     "TABLE_FORMS",
@@ -28,5 +28,5 @@ __all__ = [
     "save_table",
     "table_named",
     "table_text",
-    "write_text_whole",
+    "write_output",
 ]

@@ -23,14 +23,22 @@ _TRACKS = ((_COMPUTE, "compute"), (_RECEIVES, "receives"), (_SENDS, "sends"))
 _SCALES: tuple[int, ...] = (10**3, 10**4, 10**5, 10**6, 10**7, 10**8, 10**9)
 _LONGEST_US = 10**12
 
+MOST_ACTIONS = 200_000
+"""Actions of the largest table whose timeline is made."""
+
 
 def chrome_text(simulation: Simulation) -> str:
     """The events of ``simulation`` as one JSON object, an event a line.
 
     Times are whole microseconds; ``otherData.unit_us`` says how many stand for one unit of the costs. A receive lasts
     from when its rank has nothing else to do until the message is there; a send as long as the message is on its way.
-    Raises ScheduleError for times without end.
+    Raises ScheduleError for more than 200,000 actions and for times without end.
     """
+    if simulation.table.num_actions > MOST_ACTIONS:
+        raise ScheduleError(
+            f"{simulation.table!r} is too large for a timeline of at most {MOST_ACTIONS} actions: take a smaller p, v "
+            "or m"
+        )
     scale = _scale(simulation)
     about = {
         "schedule": simulation.table.name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from mpipipe.formats.whole import Parts, sync
 from mpipipe.schedule.exchange.csv_file import csv_text, read_csv
 from mpipipe.schedule.exchange.loaded import LoadedTable, too_large
 from mpipipe.schedule.exchange.torch_csv import torch_comms_text, torch_text
-from mpipipe.schedule.table import Extra, ScheduleTable
+from mpipipe.schedule.table import Extra, ScheduleTable, frozen
 
 TABLE_FORMS = ("csv", "torch-csv", "torch-comms-csv", "h5")
 """The forms of ``save_table``; each is read back by ``load_table``."""
@@ -74,6 +75,8 @@ def _load_hdf5(path: Path) -> LoadedTable:
         if extra[0] >= stored.p:
             raise TableFileError(f"/extras/rank names rank {extra[0]}, the table has p = {stored.p}", file=path)
     fields = stored._asdict()
+    for name in ("kinds", "stages", "microbatches"):
+        fields[name] = frozen(fields[name])
     fields["placement"] = tuple(stored.placement.tolist())
     fields["mirror"] = None if stored.mirror is None else tuple(stored.mirror.tolist())
     fields["extras"] = tuple(Extra(*extra) for extra in stored.extras)
@@ -120,17 +123,6 @@ def _form_of(path: Path) -> str:
     )
 
 
-def write_text_whole(path: Path, text: str, *, begins: bytes, what: str) -> None:
-    """Write a text file whole or not at all. A file of that name is replaced only if it is empty or begins with
-    ``begins``; ``what`` names its kind. Raises TableFileError."""
-
-    def same(old: Path) -> bool:
-        with open(old, "rb") as file:
-            return file.read(1024).lstrip().startswith(begins)
-
-    write_whole(path, lambda part: _write_text(text, part), same, what)
-
-
 def write_whole(path: Path, write: Callable[[Path], None], same: Callable[[Path], bool], what: str) -> None:
     """Let ``write`` make a file under a temporary name beside ``path``, flush it, rename it.
 
@@ -140,9 +132,11 @@ def write_whole(path: Path, write: Callable[[Path], None], same: Callable[[Path]
     try:
         device = path.is_absolute() and path.parts[1:2] == ("dev",)  # /dev/stdout can lead to a regular file
         path = path if device else path.resolve()
-        if device or (path.exists() and not path.is_file()):
+        if device or (path.exists() and not path.is_file() and not path.is_dir()):
             write(path)
             return
+        if path.is_dir():
+            raise TableFileError("is a folder: give the name of a file", file=path)
         if path.exists() and path.stat().st_size and not same(path):
             raise TableFileError(
                 f"holds something else than {what}, and is kept: choose another name, or remove it", file=path
@@ -155,8 +149,15 @@ def write_whole(path: Path, write: Callable[[Path], None], same: Callable[[Path]
     except ScheduleError:
         raise
     except (OSError, RuntimeError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise TableFileError(f"can't be written: {why}", file=path) from None
+        raise TableFileError(f"can't be written: {_why(error)}", file=path) from None
+
+
+def _why(error: Exception) -> str:
+    """What the system says; h5py's own texts are for those who know HDF5."""
+    number = getattr(error, "errno", None)
+    if number is None and (found := re.search(r"errno = ([0-9]+)", str(error))):
+        number = int(found[1])
+    return str(error) if number is None else os.strerror(number)
 
 
 def _write_text(text: str, path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpipipe.schedule.action import Kind
-from mpipipe.schedule.table import ScheduleTable
+from mpipipe.schedule.table import ScheduleTable, frozen
 
 Steps = NDArray[np.uint8]
 """uint8 (n, 2): chunk and kind of each action of a rank, in order."""
@@ -64,10 +64,10 @@ def assemble(
         m=m,
         placement=placement,
         lowered=False,
-        offsets=offsets,
-        kinds=np.concatenate(kinds),
-        stages=np.concatenate(stages),
-        microbatches=np.concatenate(microbatches),
+        offsets=frozen(offsets),
+        kinds=frozen(np.concatenate(kinds)),
+        stages=frozen(np.concatenate(stages)),
+        microbatches=frozen(np.concatenate(microbatches)),
         mirror=mirror,
         overlaps=np.concatenate(pairs) if pairs else np.empty(0, dtype=np.int64),
     )

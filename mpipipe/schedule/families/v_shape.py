@@ -199,12 +199,15 @@ class _Dense:
         self.heads[rank] = next((j for j in range(self.heads[rank], len(taken)) if not taken[j]), len(taken))
 
 
+_MOST_ACTIONS = 20_000_000  # a list schedule, a second or more for 250,000 actions
+
 V_HALF = Family(
     name="v-half",
     summary="split backward on two chunks placed in a V: half the activations of 1f1b, half its waiting",
     generate=lambda p, v, m: v_half(p, m),
     chunks=2,
     default_chunks=2,
+    most_actions=_MOST_ACTIONS,
 )
 V_MIN = Family(
     name="v-min",
@@ -212,4 +215,5 @@ V_MIN = Family(
     generate=lambda p, v, m: v_min(p, m),
     chunks=2,
     default_chunks=2,
+    most_actions=_MOST_ACTIONS,
 )

@@ -34,6 +34,7 @@ from mpipipe.topology import loop_placement, zigzag_placement
 
 NAME = "search"
 """Name of a table that the search made itself."""
+_MOST_ACTIONS = 2_000_000
 _LIST_WORK = 1_000_000
 _LOCAL_WORK = 20_000_000
 _WORK_PER_ACTION = 80_000
@@ -62,9 +63,10 @@ class Tried(NamedTuple):
 class SearchResult:
     """``table``: the best, ``simulation`` its times. ``found_by``: the family or the rule that made it.
 
-    ``lower_bound``: no table with these costs on the placements that were tried that keeps the caps is shorter;
-    ``gap``: makespan / lower_bound - 1, 0 where the table is proven best. ``tried``: all, the best first, those that
-    can't be used last. A family's table keeps the family's name, every other is called "search".
+    ``lower_bound``: no table with these costs on the ``placements`` that were tried that keeps the caps is shorter; one
+    on another placement may be. ``gap``: makespan / lower_bound - 1, 0 where the table is proven best on these.
+    ``tried``: all, the best first, those that can't be used last. A family's table keeps the family's name, every other
+    is called "search".
     """
 
     table: ScheduleTable
@@ -73,6 +75,7 @@ class SearchResult:
     gap: float
     found_by: str
     tried: tuple[Tried, ...]
+    placements: tuple[str, ...]
 
 
 class _Entry(NamedTuple):
@@ -109,9 +112,10 @@ def search(
     without options, none for an empty list; None for all. ``split``: whether the backward may be split into I and W.
     ``ordered``: only tables whose weight gradients come in microbatch order, which loses nothing (see ``problem``).
 
-    First every family with its options; then list schedules and repeated blocks, on the loop and the zig-zag placement;
-    then local search from the best. ``effort``: how much of the last, the work grows with it; 0 for none. It ends early
-    where the bound is reached. The same arguments give the same table: no clock decides. ``tell`` hears how far it is.
+    First every family with its options; then list schedules and repeated blocks, on the loop and the zig-zag placement,
+    and where messages take time on the contiguous one, which gives each rank v neighbouring stages; then local
+    search from the best. ``effort``: how much of the last, the work grows with it; 0 for none. It ends early where
+    the bound is reached. The same arguments give the same table: no clock decides. ``tell`` hears how far it is.
     Raises ScheduleError for numbers out of range and a cap below v.
     """
     costs = Costs() if costs is None else costs
@@ -137,6 +141,11 @@ def _chunks(p: int, v: int | None, m: int, costs: Costs) -> int:
             raise ScheduleError(f"{key} = {number!r} must be a whole number, 1 or more")
     if p * v > MAX_STAGES:
         raise ScheduleError(f"p = {p} times v = {v} gives {p * v} stages, a table holds at most {MAX_STAGES}")
+    if 3 * p * v * m > _MOST_ACTIONS:
+        raise ScheduleError(
+            f"p = {p}, v = {v} and m = {m} give {3 * p * v * m:,} actions, a search takes at most {_MOST_ACTIONS:,}: "
+            "search with a smaller m, the best schedule of many microbatches repeats itself"
+        )
     costs.per_stage(p * v)
     return v
 
@@ -180,7 +189,11 @@ class _Search:
         self.problems: dict[tuple[int, ...], Problem] = {}
         self.times: dict[tuple[int, ...], Tails] = {}
         self.bounds: dict[tuple[int, ...], float] = {}
-        for placement in dict.fromkeys((loop_placement(p, v), zigzag_placement(p, v))):
+        self.known = {loop_placement(p, v): "loop"}
+        self.known.setdefault(zigzag_placement(p, v), "zig-zag")
+        if np.any(hops.per_stage(p * v) > 0):
+            self.known.setdefault(tuple(stage // v for stage in range(p * v)), "contiguous")
+        for placement in self.known:
             self._problem(placement)
 
     def _problem(self, placement: tuple[int, ...]) -> Problem:
@@ -236,6 +249,7 @@ class _Search:
             if reason:
                 self.refused.append(Tried(name, simulation.makespan, peak, reason))
                 continue
+            self.known.setdefault(table.placement, f"{name.partition(':')[0]}'s")
             problem = self._problem(table.placement)
             self.entries.append(_Entry("family", simulation.makespan, peak, name, problem, None, table))
             if self.split and bool(np.any(table.kinds == 1)):
@@ -266,7 +280,7 @@ class _Search:
     def _on(self, name: str, problem: Problem) -> str:
         if len(self.problems) == 1:
             return name
-        return f"{name}, {'loop' if problem.placement == loop_placement(self.p, self.v) else 'zig-zag'}"
+        return f"{name}, {self.known[problem.placement]}"
 
     def _add(self, kind: str, problem: Problem, name: str, orders: Orders) -> None:
         ends = run(problem, orders)
@@ -339,6 +353,7 @@ class _Search:
             gap=gap if math.isfinite(gap) else 0.0,
             found_by=best.name,
             tried=(*usable, *self.refused),
+            placements=tuple(self.known[one] for one in self.problems),
         )
 
 

@@ -25,7 +25,7 @@ def test_text():
     assert lines[1].split() == ["zb-h1", "27", "0.0", "%", "4"]
     assert lines[3:] == [
         "best: zb-h1",
-        "makespan 27  gap 0.0 % (no table is shorter)  bubble fraction 0.111",
+        "makespan 27  gap 0.0 % (no table on the loop placement is shorter)  bubble fraction 0.111",
         "activations kept at once, by rank: 4 4 4 4",
     ]
 

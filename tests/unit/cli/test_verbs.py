@@ -119,7 +119,7 @@ def test_schedule_show_costs_and_latency(capsys):
     assert found["makespan"] == 2 * 2 + 2 * 1 + 2 * 0.5
 
 
-@pytest.mark.parametrize("text", ["F", "F=", "F=x", "X=1", "F=-1", "F=inf", "F=1,F=2", "F=nan", "F=1,,W=1"])
+@pytest.mark.parametrize("text", ["F", "F=", "F=x", "X=1", "F=-1", "F=inf", "F=nan", "F=1,,W=1"])
 def test_costs_that_are_none(text):
     with pytest.raises(ConfigError, match="is no cost"):
         parse_costs(text)
@@ -148,7 +148,7 @@ def test_schedule_files(capsys, tmp_path):
         assert check(path.read_text()), path.read_text()
         assert capsys.readouterr().out == f"{path}\n"
     assert main(["schedule", "show", "1f1b", "-o", str(tmp_path / "b.json"), "--json"]) == 0
-    assert capsys.readouterr().out == ""
+    assert json.loads(capsys.readouterr().out)["written"] == str(tmp_path / "b.json")
     assert main(["schedule", "show", "1f1b", "-p", "2", "-m", "2", "--format", "torch-csv"]) == 0
     assert capsys.readouterr().out == rows
 

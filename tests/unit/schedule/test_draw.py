@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -166,3 +167,17 @@ def test_kinds_differ_in_a_grey_print_and_for_the_colour_blind(v):
 def test_phases_differ_in_lightness():
     tones = [lab([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])[0] for colour in PHASE_COLOURS.values()]
     assert np.all(np.diff(tones) < -20)
+
+
+def test_only_what_is_drawn_is_made():
+    """A time axis of 200 million columns: the first 2000 characters, at once."""
+    table = build("1f1b", p=4, m=8)
+    simulation = simulate(table, Costs(F=1e-7))
+    tracemalloc.start()
+    lines = draw_text(table, simulation).splitlines()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert lines[0].startswith("rank 0 | F0 F1 F2 F3 .  .  ")
+    assert lines[3].startswith("rank 3 | .  .  .  F0 B0-----")
+    assert all(len(line) == 2009 and line.endswith(" ...") for line in lines)
+    assert peak < 2_000_000

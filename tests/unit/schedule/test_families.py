@@ -198,3 +198,35 @@ def test_lower_counts(name, v):
             crossings = m * (p * v - 1) if p > 1 else 0
             for kind in (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B):
                 assert np.count_nonzero(lowered.kinds == kind) == crossings
+
+
+@pytest.mark.parametrize(
+    ("name", "p", "v", "m", "said"),
+    [
+        ("1f1b", 4000, 1, 1_000_000, r"12,000,000,000 actions.* at most 200,000,000: take m = 16666 or less"),
+        ("gpipe", 1, 1, 10**9, "pipeline.ranks = 1, pipeline.chunks = 1 and m = 1000000000"),
+        ("interleaved", 16, 8, 10**6, "384,000,000 actions"),
+        ("v-half", 8, 2, 10**6, r"at most 20,000,000: take m = 416666 or less"),
+    ],
+)
+def test_a_table_that_no_machine_holds_is_refused_before_it_is_made(name, p, v, m, said):
+    with pytest.raises(ScheduleError, match=said):
+        build(name, p=p, v=v, m=m)
+
+
+def test_the_name_auto_is_explained():
+    with pytest.raises(ScheduleError, match=r"'auto' lets a run and 'mpipipe plan' choose.*'mpipipe schedule search'"):
+        build("auto", p=2, m=2)
+
+
+@pytest.mark.parametrize(("name", "near"), [("1f1bb", "1f1b"), ("ZB-H1", "zb-h1"), ("interleave", "interleaved")])
+def test_a_near_name_is_offered(name, near):
+    with pytest.raises(ScheduleError, match=f"did you mean '{near}'"):
+        build(name, p=2, m=2)
+
+
+@pytest.mark.parametrize("name", ["foo", "pipeline", "x1", ""])
+def test_a_name_far_from_all_gets_no_offer(name):
+    with pytest.raises(ScheduleError, match="is unknown \\(allowed") as error:
+        build(name, p=2, m=2)
+    assert "did you mean" not in str(error.value)

@@ -123,7 +123,7 @@ def test_families_alone_and_no_split():
         ({"m": 0}, "m = 0"),
         ({"effort": -1}, "effort = -1"),
         ({"costs": Costs([1, 1])}, "costs F: found 2 numbers"),
-        ({"costs": Costs(-1)}, "0 or more"),
+        ({"costs": Costs(-1)}, "costs F = -1: give 0, or a number from"),
         ({"latency": -1}, "latency"),
     ],
 )
@@ -244,3 +244,19 @@ def test_local_search_mends_a_bad_order():
     assert max(run(problem, naive)) == 6 * 17
     assert local.best_cost[0] <= bound * 1.05
     assert shares == sorted(shares)
+
+
+def test_long_messages_want_neighbours_on_a_rank():
+    """As reported: p = v = m = 2 and latency 10; with two neighbouring stages a rank a microbatch crosses once each
+    way."""
+    result = search(p=2, m=2, v=2, latency=10)
+    assert result.table.placement == (0, 0, 1, 1)
+    assert (result.simulation.makespan, result.gap) == (34, 0)
+    assert result.placements == ("loop", "zig-zag", "contiguous")
+    assert search(p=2, m=2, v=2, effort=0).placements == ("loop", "zig-zag")
+    assert search(p=3, m=2, latency=1, effort=0).placements == ("loop",)
+
+
+def test_more_actions_than_a_search_takes():
+    with pytest.raises(ScheduleError, match="a search takes at most 2,000,000: search with a smaller m"):
+        search(p=1000, m=1_000_000)

@@ -32,6 +32,8 @@ TWO_CHUNKS = [
     (2, 2, [(2, 1, 1)] * 4, [4, 2], 0, True),
     (2, 3, [EVEN] * 4, None, 0, True),
     (2, 3, [(1, 2, 1)] * 4, [4, 3], 1, True),
+    (2, 2, [EVEN] * 4, None, 10, True),
+    (2, 3, [(1, 2, 1)] * 4, [4, 3], 4, False),
 ]
 
 
@@ -45,7 +47,8 @@ def prove(p, v, m, durations, caps, latency, split):
     verify(result.table)
     makespan = round(result.simulation.makespan)
     assert result.simulation.makespan == makespan
-    placements = dict.fromkeys((loop_placement(p, v), zigzag_placement(p, v)))
+    contiguous = tuple(stage // v for stage in range(p * v))
+    placements = dict.fromkeys((loop_placement(p, v), zigzag_placement(p, v), *([contiguous] if latency else [])))
     problem = {"m": m, "durations": durations, "caps": caps, "latency": latency, "split": split}
     assert is_possible(makespan, placement=result.table.placement, **problem) is True
     for placement in placements:

@@ -173,3 +173,15 @@ def test_the_memory_curve_in_bytes():
         memory_curve(simulate(table), 0, activation=1, weight_inputs=2)
     with pytest.raises(ScheduleError, match=r"ranks 0\.\.1"):
         memory_curve(simulate(table), 2)
+
+
+def test_the_memory_curve_at_times_of_no_length():
+    """Actions of no length happen one after the other all the same: the peaks are those of the rank's list."""
+    for name in ("1f1b", "gpipe", "zb-v", "dualpipe", "dualpipe-v", "chimera"):
+        table = build(name, p=2, m=4)
+        for costs in (Costs(0, 0, 0), Costs(0, 1, 1), Costs(1, 0, 0), Costs(0, 1, 0)):
+            done = simulate(table, costs)
+            for rank in range(2):
+                assert memory_curve(done, rank).peak == done.peak_activations[rank]
+                assert memory_curve(done, rank, weight_inputs=0).peak == done.peak_until_input_gradient[rank]
+                assert memory_curve(done, rank).kept[-1] == 0

@@ -153,3 +153,9 @@ def test_times_without_end_are_refused():
     simulation = replace(simulate(build("gpipe", p=1, m=3)), makespan=float("inf"))
     with pytest.raises(ScheduleError, match="infinite"):
         chrome_text(simulation)
+
+
+def test_a_timeline_too_large_for_a_viewer_is_refused():
+    table = build("gpipe", p=16, m=8192)
+    with pytest.raises(ScheduleError, match="too large for a timeline of at most 200000 actions"):
+        chrome_text(simulate(table))

@@ -23,18 +23,23 @@ class HostDevice:
         return Buffer(raw[start : start + nbytes], nbytes)
 
     def tensor(self, buffer: Buffer, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.from_numpy(buffer.memory).view(dtype).view(shape)
+        view = buffer.view
+        if view is None or view.dtype != dtype or view.shape != shape:
+            view = buffer.view = torch.from_numpy(buffer.memory).view(dtype).view(shape)
+        return view
 
     def outgoing(self, tensor: torch.Tensor) -> Buffer:
         settled = self.settle(tensor)
-        flat = settled.view(-1)
-        if flat.numel():
-            flat = flat.view(torch.uint8)
-        memory = flat.numpy() if flat.numel() else np.empty(0, dtype=np.uint8)
+        try:
+            memory = settled.numpy().reshape(-1).view(np.uint8)
+        except TypeError:  # a type that NumPy lacks, as bfloat16
+            memory = settled.view(-1).view(torch.uint8).numpy()
         return Buffer(memory, memory.nbytes, owner=settled)
 
     def settle(self, tensor: torch.Tensor) -> torch.Tensor:
-        detached = tensor.detach().resolve_conj().resolve_neg()
+        detached = tensor.detach()
+        if detached.is_conj() or detached.is_neg():
+            detached = detached.resolve_conj().resolve_neg()
         if detached.is_contiguous() and detached.data_ptr() % ALIGNMENT == 0:
             return detached
         return detached.clone(memory_format=torch.contiguous_format)

@@ -30,6 +30,8 @@ class Buffer:
     nbytes: int
     owner: object = None
     """The tensor whose memory this is, when the buffer only wraps it; keeps that tensor alive."""
+    view: torch.Tensor | None = None
+    """The last tensor that ``Device.tensor`` made of this memory, for the next message of the same shape and type."""
 
 
 class Device(Protocol):

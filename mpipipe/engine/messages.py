@@ -193,9 +193,10 @@ class Mail:
         message.
         """
         self.reap()
-        shape = Shape.of(tensor, op)
         if op.kind == Kind.SEND_F:
-            self._announce(op, shape)
+            agreed = self.shapes.agreed(op.stage, self._signatures[op.microbatch])
+            if agreed is None or agreed.dtype != tensor.dtype or agreed.sizes != tensor.shape:
+                self._announce(op, Shape.of(tensor, op))
         buffer = self._device.outgoing(tensor)
         request = self._transport.isend(buffer.memory, op.peer, op.tag)
         self._sends.append(_Send(op, request, buffer, release))

@@ -8,8 +8,7 @@ wherever the model is cut.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -210,14 +209,20 @@ class Stage:
         self._kept.clear()
 
 
-@contextmanager
-def _naming(layer: StageLayer, what: str, microbatch: int) -> Iterator[None]:
-    """An error gains the layer and the microbatch."""
-    try:
-        yield
-    except Exception as error:
-        error.add_note(f"mpipipe: in {what} of {_label(layer)}, microbatch {microbatch}")
-        raise
+class _naming:  # used as a function
+    """Within it, an error gains the layer and the microbatch."""
+
+    __slots__ = ("_layer", "_microbatch", "_what")
+
+    def __init__(self, layer: StageLayer, what: str, microbatch: int) -> None:
+        self._layer, self._what, self._microbatch = layer, what, microbatch
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, Exception):
+            error.add_note(f"mpipipe: in {self._what} of {_label(self._layer)}, microbatch {self._microbatch}")
 
 
 def _version(value: object) -> int | None:

@@ -114,7 +114,7 @@ def test_memory_is_flat_over_fifty_steps(p: int, schedule: str, chunks: int) -> 
     for sizes, _ in found:
         assert len(set(sizes[2:])) == 1
     first, last = found[0][1]
-    assert last - first < 4_000 * p
+    assert last - first < 10_000 * p  # one object of 50 bytes a microbatch would make 12,000 a rank
 
 
 def test_what_is_kept_of_one_microbatch_is_let_go() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 
 import little
 import numpy as np
@@ -76,6 +77,15 @@ def test_a_rank_that_does_something_else_shows_in_the_graph() -> None:
     ]
 
 
+@pytest.fixture
+def no_handler() -> Iterator[None]:
+    """Without those of trainers that other tests have not closed."""
+    before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGUSR2, before)
+
+
+@pytest.mark.usefixtures("no_handler")
 def test_the_signal_is_taken_while_a_trainer_is_open(capfd: pytest.CaptureFixture[str]) -> None:
     before = signal.getsignal(signal.SIGUSR2)
     with Trainer(little.config(), [little.linear()], little.square_loss, transport=solo()) as trainer:

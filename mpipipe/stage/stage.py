@@ -50,7 +50,7 @@ class _Kept:
 
     layers: list[tuple[StageLayer, object, torch.Tensor]]
     halves: list[Halves] = field(default_factory=list)
-    loss: tuple[torch.Tensor, torch.Tensor] | None = None
+    loss: tuple[torch.Tensor | None, torch.Tensor] | None = None
 
 
 class Stage:
@@ -128,23 +128,35 @@ class Stage:
     def loss(self, microbatch: int, output: torch.Tensor, target: object, *, keep: bool) -> tuple[torch.Tensor, int]:
         """The loss function's (sum, count) of one microbatch; the sum is detached, of shape (), count a whole
         number.
+
+        With ``keep`` it is made of the last layer's own output, and its graph goes on that layer's: the loss follows
+        the same layer wherever the model is cut, so one backward of both changes no bit and saves one.
         """
         assert self.loss_fn is not None
-        leaf = output.detach().requires_grad_(keep)
+        kept = self._kept[microbatch] if keep else None
+        own = kept.layers[-1][2] if kept is not None and kept.layers else None
+        if own is None or not own.requires_grad:
+            own = None
+        given = output.detach().requires_grad_(keep) if own is None else own
         with torch.set_grad_enabled(keep):
             try:
-                found = self.loss_fn(leaf, target)
+                found = self.loss_fn(given, target)
             except Exception as error:
                 error.add_note(f"mpipipe: in the loss function, microbatch {microbatch}")
                 raise
         total, count = _sum_and_count(found)
-        if keep:
+        if kept is not None:
             if count and not total.requires_grad:
                 raise EngineError(
                     f"the loss function's sum over {counted(count, 'item')} has no gradient: it was detached from the "
                     "output, or made without grad"
                 )
-            self._kept[microbatch].loss = (leaf, total)
+            if own is not None and total.requires_grad:
+                layer, leaf, _ = kept.layers[-1]
+                kept.layers[-1] = (layer, leaf, total)
+                kept.loss = (None, total)
+            else:
+                kept.loss = (given, total)
         return total.detach(), count
 
     def backward(self, microbatch: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
@@ -196,11 +208,14 @@ class Stage:
                 halves.backward_weight()
 
     def _from_loss(self, kept: _Kept, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        """The gradient of the stage's output: on the last stage that of its loss."""
+        """What the last layer's backward begins from: the gradient of the stage's output, on the last stage that of its
+        loss; 1 where the loss is in that layer's graph."""
         if kept.loss is None:
             return gradient
         leaf, total = kept.loss
         kept.loss = None
+        if leaf is None:
+            return torch.ones_like(total)
         (found,) = torch.autograd.grad(total, leaf, allow_unused=True) if total.requires_grad else (None,)
         return torch.zeros_like(leaf) if found is None else self._device.settle(found)
 

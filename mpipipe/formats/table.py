@@ -21,8 +21,6 @@ from mpipipe.formats.hdf5 import check_format, open_file, text_attribute
 
 FORMAT = "mpipipe-schedule"
 VERSION = 1
-SIGNATURE = b"\x89HDF\r\n\x1a\n"
-"""The first 8 bytes of an HDF5 file."""
 
 _DTYPES: dict[str, np.dtype[Any]] = {
     "placement": np.dtype("<i4"),

@@ -94,9 +94,9 @@ class Trainer:
         self._tables: dict[int, tuple[int, RankProgram]] = {}
         self._evaluation_programs: dict[int, RankProgram] = {}
         self._layers = model = LayerList.of(layers, names, descriptions, tied)
-        table = self._build_table(self.config.num_microbatches)
-        refuse_other_tables(self.transport, table)
-        placement = table.placement
+        self._table = schedule_table(self.config, self.transport.size, self.config.num_microbatches, model.descriptions)
+        refuse_other_tables(self.transport, self._table)
+        placement = self._table.placement
         self._looks_at_batches = self.transport.size > 1 and self.transport.rank in (placement[0], placement[-1])
         self._instances = instance_checksums(layers) if self.transport.size > 1 else None
         self.model = build_rank_model(self.config, model, loss_fn, placement, self.transport, self._device)
@@ -323,13 +323,12 @@ class Trainer:
 
     # --- tables, clocks, the end ---
 
-    def _build_table(self, m: int) -> ScheduleTable:
-        return schedule_table(self.config, self.transport.size, m, self._layers.descriptions)
-
     def _program(self, m: int) -> tuple[int, RankProgram]:
         """The program for ``m`` microbatches and the number under which the trace knows its table."""
         if m not in self._tables:
-            table = self._build_table(m)
+            table = self._table  # made at the start, by a search under "auto"
+            if m != table.m:
+                table = schedule_table(self.config, self.transport.size, m, self._layers.descriptions)
             verify(table)
             self._tables[m] = (len(self._tables), compile_program(table, self.transport.rank, self.model.first_trained))
             self._record_table(len(self._tables) - 1, table)

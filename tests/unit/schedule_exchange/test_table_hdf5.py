@@ -9,6 +9,7 @@ import pytest
 
 from mpipipe.errors import TableFileError
 from mpipipe.formats import table as format_of_tables
+from mpipipe.formats.hdf5 import SIGNATURE
 from mpipipe.schedule import ScheduleTable, build
 from mpipipe.schedule.exchange import load_table, save_table
 
@@ -173,5 +174,5 @@ def test_a_million_actions_in_a_second(tmp_path):
 
 
 def test_the_signature_is_that_of_the_format(path):
-    assert path.read_bytes().startswith(format_of_tables.SIGNATURE)
+    assert path.read_bytes().startswith(SIGNATURE)
     assert format_of_tables.holds_table(path)

@@ -9,7 +9,8 @@ from mpipipe.transport import COLLECTIVE_TAG, Request, Transport
 
 
 class Spy:
-    """Counts the engine's messages. ``headers``: sent so far; ``most_open``: most receives that were open at once."""
+    """Counts the engine's messages. ``headers``: sent so far; ``most_open``: most receives that were
+    open at once and had not arrived."""
 
     def __init__(self, inner: Transport) -> None:
         self._inner = inner
@@ -30,14 +31,9 @@ class Spy:
     def irecv(self, memory: Memory, peer: int, tag: int) -> Request:
         request = self._inner.irecv(memory, peer, tag)
         if tag < COLLECTIVE_TAG:
-            self._open.append(request)
+            self._open = [one for one in self._open if not one.test()] + [request]
             self.most_open = max(self.most_open, len(self._open))
         return request
-
-    def wait(self, request: Request, what: str) -> None:
-        self._inner.wait(request, what)
-        if request in self._open:
-            self._open.remove(request)
 
     def abort(self, code: int) -> NoReturn:
         self._inner.abort(code)

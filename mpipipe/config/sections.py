@@ -119,6 +119,7 @@ def _check_betas(value: object) -> tuple[float, float]:
 
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 CountOrZero = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+Bytes = Annotated[int, Field(ge=0, le=1 << 50)]
 NumberAboveZero = Annotated[float, Field(gt=0)]
 NumberFromZero = Annotated[float, Field(ge=0)]
 Text = Annotated[str, PlainValidator(_check_text)]
@@ -273,10 +274,15 @@ class CommSection(Section):
 
     device: Literal["auto", "cpu"] = Field("auto", description="where the stages compute")
     path: Literal["auto", "staged"] = Field("auto", description="how messages leave the device")
-    wait: Literal["auto", "spin", "yield"] = Field(
-        "auto", description='how to wait for a message: "spin" (fastest), "yield" (leaves the core to others), "auto"'
+    wait: Literal["auto", "spin", "yield", "nap"] = Field(
+        "auto",
+        description='how to wait for a message: "spin" (without pause), "yield" (lets others run between two looks), '
+        '"nap" (sleeps between them), "auto"',
     )
     timeout_s: NumberAboveZero = Field(600.0, description="seconds after which a wait for a message is an error")
+    receive_ahead_bytes: Bytes = Field(
+        64 << 20, description="memory of a rank for messages that come before it needs them; 0: one at a time"
+    )
 
 
 class LogSection(Section):

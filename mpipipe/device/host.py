@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import numpy as np
 import torch
 
@@ -41,15 +38,25 @@ class HostDevice:
         if detached.is_conj() or detached.is_neg():
             detached = detached.resolve_conj().resolve_neg()
         if detached.is_contiguous() and detached.data_ptr() % ALIGNMENT == 0:
-            return detached
+            return _usual_strides(detached) if 1 in detached.shape else detached
         return detached.clone(memory_format=torch.contiguous_format)
 
-    @contextmanager
-    def seeded(self, value: int) -> Iterator[None]:
+    def seed(self, value: int) -> torch.Tensor:
         generator = torch.default_generator
         before = generator.get_state()
         generator.manual_seed(value)
-        try:
-            yield
-        finally:
-            generator.set_state(before)
+        return before
+
+    def set_generator(self, state: torch.Tensor) -> None:
+        torch.default_generator.set_state(state)
+
+
+def _usual_strides(tensor: torch.Tensor) -> torch.Tensor:
+    """The contiguous tensor as a received one is strided. A dimension of size 1 may have any stride, and torch takes
+    kernels of other bits by it, as for channels last.
+    """
+    stride, usual = 1, True
+    for size, found in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        usual = usual and found == stride
+        stride *= size
+    return tensor if usual else tensor.view(-1).view(tensor.shape)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -55,7 +54,10 @@ class Device(Protocol):
     def settle(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor itself if it is contiguous and aligned, else a copy that is. Detached from any graph."""
 
-    def seeded(self, value: int) -> AbstractContextManager[None]:
-        """Within it, the generator that a user's modules draw from on this device starts at ``value``; afterwards it
-        goes on as if nothing had been drawn.
+    def seed(self, value: int) -> torch.Tensor:
+        """Let the generator that a user's modules draw from on this device start at ``value``; its state before, for
+        ``set_generator``.
         """
+
+    def set_generator(self, state: torch.Tensor) -> None:
+        """Let that generator go on from a state that ``seed`` returned."""

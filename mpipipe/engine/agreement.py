@@ -5,7 +5,7 @@ it first.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 import numpy as np
 
@@ -31,23 +31,32 @@ class Agreement:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._numbers: dict[Hashable, int] = {}
-        self._signatures: list[Hashable] = []
-        self._order = 0
+        self._order: tuple[list[int], int] = ([], 0)
         self._mine = np.zeros(_WORDS, dtype=np.int64)
         self._theirs = np.zeros(_WORDS, dtype=np.int64)
         self._send: Request | None = None
         self._receive: Request | None = None
 
-    def begin(self, training: bool, sequences: int, signatures: Sequence[Hashable]) -> None:
-        """Tell the next rank of the run that begins; ``signatures`` has one entry a microbatch. Never blocks."""
+    def number(self, signatures: Iterable[Hashable]) -> list[int]:
+        """A number for each signature, the same for equal ones: how many others were seen before it. So ranks that
+        agree have the same numbers for their own signatures.
+        """
+        numbers, known = [], self._numbers
+        last, number = None, -1
+        for signature in signatures:
+            if signature is not last:
+                last, number = signature, known.setdefault(signature, len(known))
+            numbers.append(number)
+        return numbers
+
+    def begin(self, training: bool, sequences: int, numbers: list[int]) -> None:
+        """Tell the next rank of the run that begins; ``numbers`` has one entry a microbatch. Never blocks."""
         rank, size = self._transport.rank, self._transport.size
         if size == 1:
             return
-        if signatures != self._signatures:
-            self._signatures = list(signatures)
-            numbers = [self._numbers.setdefault(signature, len(self._numbers)) for signature in signatures]
-            self._order = zlib.crc32(repr(numbers).encode())
-        self._mine = np.array([training, sequences, len(signatures), self._order], dtype=np.int64)
+        if numbers != self._order[0]:
+            self._order = (numbers, zlib.crc32(repr(numbers).encode()))
+        self._mine = np.array([training, sequences, len(numbers), self._order[1]], dtype=np.int64)
         if rank > 0:
             self._theirs = np.zeros(_WORDS, dtype=np.int64)
             self._receive = self._transport.irecv(self._theirs.view(np.uint8), rank - 1, AGREEMENT_TAG)

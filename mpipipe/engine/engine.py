@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,10 +19,11 @@ from mpipipe.engine.agreement import Agreement
 from mpipipe.engine.feed import Feed
 from mpipipe.engine.messages import Mail
 from mpipipe.engine.program import Op, RankProgram
+from mpipipe.engine.window import RECEIVE_AHEAD_BYTES
 from mpipipe.errors import EngineError
 from mpipipe.formats.trace import FLAG_GRADIENT, EventKind
 from mpipipe.schedule import Kind
-from mpipipe.stage import MicrobatchKey, Stage
+from mpipipe.stage import Activation, Gradients, MicrobatchKey, Nested, Stage
 from mpipipe.trace import Recorder
 from mpipipe.transport import Place, Transport
 
@@ -52,14 +53,22 @@ class Engine:
     """Runs programs on one rank. Reused for any number of runs and tables."""
 
     def __init__(
-        self, transport: Transport, device: Device, recorder: Recorder, stages: dict[int, Stage], num_stages: int
+        self,
+        transport: Transport,
+        device: Device,
+        recorder: Recorder,
+        stages: dict[int, Stage],
+        num_stages: int,
+        *,
+        receive_ahead_bytes: int = RECEIVE_AHEAD_BYTES,
     ) -> None:
         self._stages = stages
         self._last = num_stages - 1
         self.recorder = recorder
         self._rank = transport.rank
-        self._placed: frozenset[int] = frozenset(stages)
-        self.mail = Mail(transport, device)
+        self.mail = Mail(transport, device, receive_ahead_bytes)
+        for stage in stages.values():
+            stage.between = self.mail.poll
         self._agreement = Agreement(transport)
         self._story: deque[Op] = deque(maxlen=STORY_LENGTH)
         self._run_name = ""
@@ -104,8 +113,12 @@ class Engine:
         end = time.perf_counter_ns()
         self._check_empty()
         self._phase = "after"
-        total = float(sum(value.double().item() for _, value in sorted(self._losses.items())))
-        return RunResult(total, self._count, start, end, self._peak_live)
+        return RunResult(self._loss_sum(), self._count, start, end, self._peak_live)
+
+    def _loss_sum(self) -> float:
+        """The microbatches' losses added in their order, as float64."""
+        losses = [self._losses[k] for k in sorted(self._losses)]
+        return float(sum(torch.stack(losses).tolist())) if losses else 0.0
 
     def place(self, look: bool) -> Place:
         """The operation this rank is at, and its open requests. ``look``: these may be tested."""
@@ -122,47 +135,44 @@ class Engine:
         self._feed = feed
         self._training = not program.forward_only
         self._first_trained = program.first_trained
-        self._outputs: dict[tuple[int, int], torch.Tensor] = {}
-        self._gradients: dict[tuple[int, int], torch.Tensor] = {}
+        self._outputs: dict[tuple[int, int], Activation] = {}
+        self._gradients: dict[tuple[int, int], Gradients] = {}
         self._held: dict[tuple[int, int], list[Buffer]] = {}
         self._losses: dict[int, torch.Tensor] = {}
         self._count = 0
-        self._split: set[tuple[int, int]] = set()
         self._live = self._peak_live = 0
         self._story.clear()
         for stage in self._stages.values():
             stage.drop_kept()  # of a run that failed
             stage.split(stage.index in program.split)
-        signatures: list[Hashable] = [(self._training, feed.signature(k)) for k in range(program.table.m)]
-        self._agreement.begin(self._training, feed.rows, signatures)
-        self.mail.begin(program.receives, signatures)
+        numbers = self._agreement.number(feed.signatures(self._training))
+        self._agreement.begin(self._training, feed.rows, numbers)
+        self.mail.begin(program.receives, numbers)
 
     # --- handlers: one a kind ---
 
     def _forward(self, op: Op) -> None:
-        stage, k = op.stage, op.microbatch
-        first = stage == 0
-        value: object = self._feed.inputs(k) if first else self._outputs.pop((stage, k))
-        target = self._feed.targets(k) if stage == self._last else None
+        index, k = op.stage, op.microbatch
+        stage = self._stages[index]
+        value: Activation | Nested = self._outputs.pop((index, k)) if index else self._feed.inputs(k)
+        target = self._feed.targets(k) if index == self._last else None
         key = MicrobatchKey(k, self._feed.draw(k))
         t0 = time.perf_counter_ns()
         if self._training:
-            output = self._stages[stage].forward(value, key, first=first)
-            if stage >= self._first_trained:
+            output = stage.forward(value, key)
+            if index >= self._first_trained:
                 self._live += 1
                 self._peak_live = max(self._peak_live, self._live)
         else:
-            output = self._stages[stage].evaluate(value, key)
-        if stage == self._last:
-            self._losses[k], count = self._stages[stage].loss(k, output, target, keep=self._training)
+            output = stage.evaluate(value, key)
+        if index == self._last:
+            self._losses[k], count = stage.loss(k, output, target, keep=self._training)
             self._count += count
         else:
-            self._outputs[(stage + 1, k)] = output
-        self.recorder.record(_F, t0, time.perf_counter_ns(), op.row, stage, op.chunk, k)
-        if not self._training:
-            self._pass_on_or_release(stage, k)
-        elif stage < self._first_trained:
-            self._release(stage, k)  # nothing is kept, and the output has memory of its own
+            self._outputs[(index + 1, k)] = output
+        self.recorder.record(_F, t0, time.perf_counter_ns(), op.row, index, op.chunk, k)
+        if not self._training or index < self._first_trained:
+            self._release(index, k)  # nothing is kept, and the output has memory of its own
 
     def _let_go(self, op: Op) -> None:
         """The backward of a frozen stage with no trainable one before it: nothing to compute."""
@@ -178,90 +188,70 @@ class Engine:
         self.recorder.record(kind, t1, time.perf_counter_ns(), op.row, op.stage, op.chunk, op.microbatch)
 
     def _backward(self, op: Op) -> None:
-        stage, k = op.stage, op.microbatch
-        if stage < self._first_trained:
+        index, k = op.stage, op.microbatch
+        if index < self._first_trained:
             return self._let_go(op)
-        gradient = None if stage == self._last else self._gradients.pop((stage, k))
+        gradients = None if index == self._last else self._gradients.pop((index, k))
         t0 = time.perf_counter_ns()
-        gradient = self._stages[stage].backward(k, gradient)
+        gradients = self._stages[index].backward(k, gradients)
         self._live -= 1
-        self.recorder.record(_B, t0, time.perf_counter_ns(), op.row, stage, op.chunk, k)
-        if stage == self._first_trained:
-            return self._release(stage, k)
-        if gradient is None:
-            raise EngineError(f"{op}: stage {stage} has no gradient for stage {stage - 1}")
-        self._gradients[(stage - 1, k)] = gradient
-        if stage - 1 in self._placed:
-            self._held.setdefault((stage - 1, k), []).extend(self._held.pop((stage, k), []))
+        self.recorder.record(_B, t0, time.perf_counter_ns(), op.row, index, op.chunk, k)
+        self._release(index, k)
+        if index > self._first_trained:
+            self._gradients[(index - 1, k)] = gradients
 
     def _backward_input(self, op: Op) -> None:
-        """As ``_backward``; the buffers stay until the weight half, and what is passed on has memory of its own."""
-        stage, k = op.stage, op.microbatch
-        if stage < self._first_trained:
+        """As ``_backward``; the buffers stay until the weight half."""
+        index, k = op.stage, op.microbatch
+        if index < self._first_trained:
             return self._let_go(op)
-        gradient = None if stage == self._last else self._gradients.pop((stage, k))
+        gradients = None if index == self._last else self._gradients.pop((index, k))
         t0 = time.perf_counter_ns()
-        gradient = self._stages[stage].backward_input(k, gradient)
-        self._split.add((stage, k))
-        self.recorder.record(_I, t0, time.perf_counter_ns(), op.row, stage, op.chunk, k)
-        if stage == self._first_trained:
-            return
-        if gradient is None:
-            raise EngineError(f"{op}: stage {stage} has no gradient for stage {stage - 1}")
-        self._gradients[(stage - 1, k)] = gradient
+        gradients = self._stages[index].backward_input(k, gradients)
+        self.recorder.record(_I, t0, time.perf_counter_ns(), op.row, index, op.chunk, k)
+        if index > self._first_trained:
+            self._gradients[(index - 1, k)] = gradients
 
     def _backward_weight(self, op: Op) -> None:
-        stage, k = op.stage, op.microbatch
-        if stage < self._first_trained:
+        index, k = op.stage, op.microbatch
+        if index < self._first_trained:
             return self._let_go(op)
         t0 = time.perf_counter_ns()
-        self._stages[stage].backward_weight(k)
-        self._split.discard((stage, k))
+        self._stages[index].backward_weight(k)
         self._live -= 1
-        self.recorder.record(_W, t0, time.perf_counter_ns(), op.row, stage, op.chunk, k)
-        self._release(stage, k)
+        self.recorder.record(_W, t0, time.perf_counter_ns(), op.row, index, op.chunk, k)
+        self._release(index, k)
+
+    def _release(self, index: int, microbatch: int) -> None:
+        for buffer in self._held.pop((index, microbatch), ()):
+            self.mail.pool.give(buffer)
 
     def _send(self, op: Op) -> None:
         t0 = time.perf_counter_ns()
-        stage, k = op.stage, op.microbatch
+        index, k = op.stage, op.microbatch
         if op.kind == Kind.SEND_F:
-            tensor = self._outputs.pop((stage + 1, k))
-            release = [] if self._training else self._held.pop((stage, k), [])
-            flags = 0
+            nbytes, flags = self.mail.send_activation(op, self._outputs.pop((index + 1, k))), 0
         else:
-            tensor = self._gradients.pop((stage - 1, k))
-            release = [] if (stage, k) in self._split else self._held.pop((stage, k), [])
-            flags = FLAG_GRADIENT
-        nbytes = self.mail.send(op, tensor, release)
+            nbytes, flags = self.mail.send_gradient(op, self._gradients.pop((index - 1, k))), FLAG_GRADIENT
         t1 = time.perf_counter_ns()
-        self.recorder.record(_SEND_POST, t0, t1, op.row, stage, op.chunk, k, op.peer, nbytes, op.ordinal, flags)
+        self.recorder.record(_SEND_POST, t0, t1, op.row, index, op.chunk, k, op.peer, nbytes, op.ordinal, flags)
 
     def _receive(self, op: Op) -> None:
         t0 = time.perf_counter_ns()
         self._agreement.check()
-        tensor, buffer = self.mail.receive(op)
+        key = (op.stage, op.microbatch)
+        if op.kind == Kind.RECV_F:
+            self._outputs[key], buffers = self.mail.receive_activation(op)
+            self._held[key], flags = buffers, 0
+        else:
+            self._gradients[key], buffers = self.mail.receive_gradient(op)
+            self._held.setdefault(key, []).extend(buffers)
+            flags = FLAG_GRADIENT
         t1 = time.perf_counter_ns()
-        stage, k = op.stage, op.microbatch
-        gradient = op.kind == Kind.RECV_B
-        (self._gradients if gradient else self._outputs)[(stage, k)] = tensor
-        self._held.setdefault((stage, k), []).append(buffer)
-        flags = FLAG_GRADIENT if gradient else 0
-        self.recorder.record(_RECV_WAIT, t0, t1, op.row, stage, op.chunk, k, op.peer, buffer.nbytes, op.ordinal, flags)
-
-    # --- the end of a run ---
-
-    def _pass_on_or_release(self, stage: int, microbatch: int) -> None:
-        """After a forward without backward: the output may share the input's buffer, so that goes along to a stage on
-        this rank.
-        """
-        if stage == self._last:
-            self._release(stage, microbatch)
-        elif stage + 1 in self._placed:
-            self._held.setdefault((stage + 1, microbatch), []).extend(self._held.pop((stage, microbatch), []))
-
-    def _release(self, stage: int, microbatch: int) -> None:
-        for buffer in self._held.pop((stage, microbatch), []):
-            self.mail.pool.give(buffer)
+        nbytes = sum([buffer.nbytes for buffer in buffers])
+        self.recorder.record(
+            _RECV_WAIT, t0, t1, op.row, op.stage, op.chunk, op.microbatch, op.peer, nbytes, op.ordinal, flags
+        )
 
     def _finish_sends(self) -> None:
         t0 = time.perf_counter_ns()

@@ -5,225 +5,239 @@ again.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable
-from dataclasses import dataclass, field
-from math import prod
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from mpipipe.device import Buffer, BufferPool, Device
+from mpipipe.device import Buffer, BufferPool, Device, Memory
+from mpipipe.engine.forms import HEADER_BYTES, Form, FormBook, Part, header_bytes, mismatch
 from mpipipe.engine.program import Op
-from mpipipe.errors import MessageMismatchError, TransportError
+from mpipipe.engine.window import RECEIVE_AHEAD_BYTES, Window
+from mpipipe.errors import TransportError
 from mpipipe.schedule import Kind
+from mpipipe.stage import Activation, Gradients
 from mpipipe.transport import Request, Transport, open_text
-
-RECEIVES_AHEAD = 2
-"""Receives that are open beyond the one the rank needs next."""
 
 SIZES_KEPT = 16
 """Sizes of receive buffers that are kept from run to run. Where more have come by, as with sequences of ever new
 lengths, all free ones are let go before the next run.
 """
 
-_MAX_DIMENSIONS = 14
-_HEADER_BYTES = 8 * (2 + _MAX_DIMENSIONS)
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.complex64, torch.complex128)
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Shape and dtype of a message's tensor."""
-
-    sizes: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def nbytes(self) -> int:
-        return prod(self.sizes) * self.dtype.itemsize
-
-    def pack(self, header: Buffer) -> None:
-        words = [_DTYPES.index(self.dtype), len(self.sizes), *self.sizes]
-        header.memory.view(np.int64)[: len(words)] = words
-
-    @classmethod
-    def unpack(cls, header: Buffer) -> Shape:
-        words = header.memory.view(np.int64).tolist()
-        return cls(tuple(words[2 : 2 + words[1]]), _DTYPES[words[0]])
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor, op: Op) -> Shape:
-        if tensor.dtype not in _DTYPES or tensor.dim() > _MAX_DIMENSIONS:
-            raise MessageMismatchError(
-                f"{op.name} holds a {tensor.dtype} tensor of {tensor.dim()} dimensions; between stages go "
-                "floating-point and complex tensors of at "
-                f"most {_MAX_DIMENSIONS} dimensions",
-                message=op.name,
-            )
-        return cls(tuple(tensor.shape), tensor.dtype)
-
-
-class ShapeBook:
-    """The shape of each stage's output for each signature of a microbatch.
-
-    A signature that is new when a run begins has a header before each of its activations in that run; sender and
-    receiver write down the same, so both know alike when a header is due. A gradient has the shape of the activation
-    that it belongs to.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[int, Hashable], Shape] = {}
-        self._new: dict[tuple[int, Hashable], Shape] = {}
-
-    def begin_run(self) -> None:
-        self._known.update(self._new)
-        self._new.clear()
-
-    def agreed(self, stage: int, signature: Hashable) -> Shape | None:
-        """The shape that was known before this run began."""
-        return self._known.get((stage, signature))
-
-    def find(self, stage: int, signature: Hashable) -> Shape | None:
-        """The shape, if anything is known by now."""
-        return self._known.get((stage, signature)) or self._new.get((stage, signature))
-
-    def learn(self, stage: int, signature: Hashable, shape: Shape) -> None:
-        self._new[(stage, signature)] = shape
-
 
 @dataclass(slots=True)
 class _Receive:
-    """An open receive: of the header first (``shape`` None), then of the tensor."""
+    """An open receive: of the tensors of ``parts``, or of the header (``parts`` None)."""
 
     op: Op
-    request: Request
-    buffer: Buffer
-    shape: Shape | None
+    requests: list[Request]
+    buffers: list[Buffer]
+    parts: tuple[Part, ...] | None
+    nbytes: int
 
 
 @dataclass(slots=True)
 class _Send:
     op: Op
-    request: Request
-    buffer: Buffer
-    release: list[Buffer] = field(default_factory=list)
+    requests: list[Request]
+    buffers: list[Buffer]
+    nbytes: int
 
 
-def _is_complete(request: Request) -> bool:
+def _all_complete(requests: list[Request]) -> bool:
     try:
-        return request.test()
+        return all(request.test() for request in requests)
     except TransportError:
         return False
 
 
-class Mail:
-    """All messages of one rank in one run of a table."""
+def _header_memory(nbytes: int = HEADER_BYTES) -> Memory:
+    return np.zeros(nbytes, dtype=np.uint8)
 
-    def __init__(self, transport: Transport, device: Device) -> None:
+
+class Mail:
+    """All messages of one rank in one run of a table.
+
+    The tensors of a message go one after another, each out of and into memory of its own. ``pool`` holds the buffers
+    that activations and gradients are received into.
+    """
+
+    def __init__(self, transport: Transport, device: Device, ahead_bytes: int = RECEIVE_AHEAD_BYTES) -> None:
         self._transport = transport
         self._device = device
         self.pool = BufferPool(device)
-        self.shapes = ShapeBook()
-        self._open: dict[int, _Receive] = {}  # by id of the operation
+        self.forms = FormBook()
+        self._window = Window(ahead_bytes)
+        self._open: deque[_Receive] = deque()  # in the order in which they are taken
         self._sends: deque[_Send] = deque()
         self._receives: tuple[Op, ...] = ()
         self._next = 0
-        self._signatures: list[Hashable] = []
+        self._signatures: Sequence[int] = ()
         self._sizes: set[int] = set()
 
-    def begin(self, receives: tuple[Op, ...], signatures: list[Hashable]) -> None:
-        """Start a run: ``signatures`` has one entry a microbatch."""
+    def begin(self, receives: tuple[Op, ...], signatures: Sequence[int]) -> None:
+        """Start a run: ``signatures`` has one entry a microbatch, the same number for microbatches of one form."""
         self._receives, self._signatures, self._next = receives, signatures, 0
-        self.shapes.begin_run()
+        self._open.clear()
+        self._window.clear()
+        self.forms.begin_run()
         if len(self._sizes) > SIZES_KEPT:
             self.pool.drop_all()
             self._sizes.clear()
         self._post_ahead()
 
-    def _take(self, nbytes: int) -> Buffer:
-        self._sizes.add(nbytes)
-        return self.pool.take(nbytes)
+    # --- receives ---
 
     def _post_ahead(self) -> None:
-        while self._next < len(self._receives) and len(self._open) <= RECEIVES_AHEAD:
+        """Open receives in the order of the program, as far as the window reaches and forms are known."""
+        while self._next < len(self._receives) and not self._window.full:
             if not self._post(self._receives[self._next]):
                 return
-            self._next += 1
 
-    def _post(self, op: Op) -> bool:
-        """Open the receive; False when its shape can't be known yet."""
+    def _post(self, op: Op, *, needed: bool = False) -> bool:
+        """Open the next receive: of the tensors, or of a header where the form was not known before this run. False
+        where the window has no room for it, and for the gradient of what was not sent yet.
+        """
         signature = self._signatures[op.microbatch]
         if op.kind == Kind.RECV_F:
-            shape = self.shapes.agreed(op.stage - 1, signature)
-            tag = op.tag if shape else op.tag + 1
+            form = self.forms.agreed.get((op.stage - 1, signature))
+            if form is None:
+                self._window.take(0, needed=True)
+                memory = _header_memory()
+                request = self._transport.irecv(memory, op.peer, op.tag + 1)
+                self._open.append(_Receive(op, [request], [Buffer(memory, HEADER_BYTES)], None, 0))
+                self._next += 1
+                return True
+            parts = form.parts
         else:
-            shape, tag = self.shapes.find(op.stage, signature), op.tag
-            if shape is None:
+            form = self.forms.find(op.stage, signature)
+            if form is None:
                 return False
-        buffer = self._take(shape.nbytes if shape else _HEADER_BYTES)
-        self._open[id(op)] = _Receive(op, self._transport.irecv(buffer.memory, op.peer, tag), buffer, shape)
+            parts = form.gradient
+        nbytes = sum([part.nbytes for part in parts])
+        if not self._window.take(nbytes, needed=needed):
+            return False
+        requests, buffers = self._irecv(op, parts)
+        self._open.append(_Receive(op, requests, buffers, parts, nbytes))
+        self._next += 1
         return True
 
-    def receive(self, op: Op) -> tuple[torch.Tensor, Buffer]:
-        """Wait for a message: its tensor, and the buffer that holds it, which the caller gives back to ``pool``."""
-        if id(op) not in self._open:
-            posted = self._post(op)
-            assert posted, f"{op}: the shape of what this stage has sent is known"
-            self._next += 1
-        entry = self._open.pop(id(op))
-        what = f"{op.name} of rank {op.peer}"
-        self._transport.wait(entry.request, what)
-        if entry.shape is None:
-            entry = self._after_header(entry, what)
-        assert entry.shape is not None
-        self._post_ahead()
-        return self._device.tensor(entry.buffer, entry.shape.sizes, entry.shape.dtype), entry.buffer
+    def _irecv(self, op: Op, parts: tuple[Part, ...]) -> tuple[list[Request], list[Buffer]]:
+        buffers = [self.pool.take(part.nbytes) for part in parts]
+        self._sizes.update([buffer.nbytes for buffer in buffers])
+        return [self._transport.irecv(buffer.memory, op.peer, op.tag) for buffer in buffers], buffers
 
-    def _after_header(self, entry: _Receive, what: str) -> _Receive:
-        op, shape = entry.op, Shape.unpack(entry.buffer)
-        self.pool.give(entry.buffer)
-        self.shapes.learn(op.stage - 1, self._signatures[op.microbatch], shape)
-        buffer = self._take(shape.nbytes)
-        request = self._transport.irecv(buffer.memory, op.peer, op.tag)
-        self._transport.wait(request, what)
-        return _Receive(op, request, buffer, shape)
-
-    def send(self, op: Op, tensor: torch.Tensor, release: list[Buffer]) -> int:
-        """Begin to send; ``release`` goes back to the pool when the send is complete. Returns the bytes of the
-        message.
-        """
-        self.reap()
-        if op.kind == Kind.SEND_F:
-            agreed = self.shapes.agreed(op.stage, self._signatures[op.microbatch])
-            if agreed is None or agreed.dtype != tensor.dtype or agreed.sizes != tensor.shape:
-                self._announce(op, Shape.of(tensor, op))
-        buffer = self._device.outgoing(tensor)
-        request = self._transport.isend(buffer.memory, op.peer, op.tag)
-        self._sends.append(_Send(op, request, buffer, release))
-        return buffer.nbytes
-
-    def _announce(self, op: Op, shape: Shape) -> None:
+    def receive_activation(self, op: Op) -> tuple[Activation, list[Buffer]]:
+        """Wait for an activation: it, and the buffers that hold it, which the caller gives back to ``pool``."""
         signature = self._signatures[op.microbatch]
-        known = self.shapes.find(op.stage, signature)
-        if known is not None and known != shape:
-            raise MessageMismatchError(
-                f"{op.name} has shape {shape.sizes} {shape.dtype}, and had {known.sizes} {known.dtype} for a "
-                "microbatch of the same "
-                "input shapes before: a layer's output shape may depend on its input's shape only",
-                peer=op.peer,
-                message=op.name,
-            )
-        if self.shapes.agreed(op.stage, signature) is None:
-            header = self._take(_HEADER_BYTES)
-            shape.pack(header)
-            self.shapes.learn(op.stage, signature, shape)
-            self._sends.append(_Send(op, self._transport.isend(header.memory, op.peer, op.tag + 1), header, [header]))
+        entry = self._take(op)
+        if entry.parts is None:
+            entry = self._after_header(entry, signature)
+        form = self.forms.find(op.stage - 1, signature)
+        assert form is not None
+        return Activation(self._tensors(entry), form.needs, form.spec), entry.buffers
+
+    def receive_gradient(self, op: Op) -> tuple[Gradients, list[Buffer]]:
+        """Wait for a gradient: one entry for each tensor of the activation; and the buffers, as for an activation."""
+        entry = self._take(op)
+        form = self.forms.find(op.stage, self._signatures[op.microbatch])
+        assert form is not None
+        tensors = self._tensors(entry)
+        if len(tensors) == len(form.needs):
+            return tensors, entry.buffers
+        rest = iter(tensors)
+        return [next(rest) if needed else None for needed in form.needs], entry.buffers
+
+    def _take(self, op: Op) -> _Receive:
+        """The receive of ``op``, complete."""
+        if not self._open:  # a gradient whose form was not known any earlier
+            self._post(op, needed=True)
+        entry = self._open.popleft()
+        assert entry.op is op, f"{op} is not the next receive, {entry.op} is"
+        for request in entry.requests:
+            if not request.test():
+                self._transport.wait(request, f"{op.name} of rank {op.peer}")
+        self._window.give(entry.nbytes)
+        self._post_ahead()
+        return entry
+
+    def _tensors(self, entry: _Receive) -> list[torch.Tensor]:
+        assert entry.parts is not None
+        tensor = self._device.tensor
+        return [tensor(b, part.sizes, part.dtype) for b, part in zip(entry.buffers, entry.parts, strict=True)]
+
+    def _after_header(self, entry: _Receive, signature: int) -> _Receive:
+        op, header = entry.op, entry.buffers[0].memory.tobytes()
+        rest = header_bytes(header) - HEADER_BYTES
+        if rest > 0:
+            memory = _header_memory(rest)
+            self._wait(self._transport.irecv(memory, op.peer, op.tag + 1), op)
+            header += memory.tobytes()
+        form = Form.unpack(header)
+        self.forms.learn(op.stage - 1, signature, form)
+        requests, buffers = self._irecv(op, form.parts)
+        for request in requests:
+            self._wait(request, op)
+        return _Receive(op, requests, buffers, form.parts, 0)
+
+    def _wait(self, request: Request, op: Op) -> None:
+        self._transport.wait(request, f"{op.name} of rank {op.peer}")
+
+    # --- sends ---
+
+    def send_activation(self, op: Op, activation: Activation) -> int:
+        """Begin to send; leave its tensors unchanged from here on. Returns the bytes of the message."""
+        self.reap()
+        key = (op.stage, self._signatures[op.microbatch])
+        agreed = self.forms.agreed.get(key)
+        if agreed is None:
+            self._announce(op, activation, key)
+        elif not agreed.fits(activation):
+            raise mismatch(op.name, Form.of(activation), agreed)
+        return self._send(op, activation.tensors)
+
+    def send_gradient(self, op: Op, gradients: Gradients) -> int:
+        """As ``send_activation``."""
+        self.reap()
+        return self._send(op, [gradient for gradient in gradients if gradient is not None])
+
+    def _send(self, op: Op, tensors: Sequence[torch.Tensor]) -> int:
+        buffers = [self._device.outgoing(tensor) for tensor in tensors]
+        requests = [self._transport.isend(buffer.memory, op.peer, op.tag) for buffer in buffers]
+        nbytes = sum([buffer.nbytes for buffer in buffers])
+        self._sends.append(_Send(op, requests, buffers, nbytes))
+        return nbytes
+
+    def _announce(self, op: Op, activation: Activation, key: tuple[int, int]) -> None:
+        """Send the form of a signature that was new when the run began."""
+        form = self.forms.find(*key)
+        if form is None:
+            form = Form.of(activation)
+            self.forms.learn(*key, form)
+        elif not form.fits(activation):
+            raise mismatch(op.name, Form.of(activation), form)
+        packed = form.pack(op.name)
+        memory = _header_memory(max(HEADER_BYTES, len(packed)))
+        memory[: len(packed)] = np.frombuffer(packed, dtype=np.uint8)
+        requests = [self._transport.isend(memory[:HEADER_BYTES], op.peer, op.tag + 1)]
+        if len(packed) > HEADER_BYTES:
+            requests.append(self._transport.isend(memory[HEADER_BYTES:], op.peer, op.tag + 1))
+        self._sends.append(_Send(op, requests, [Buffer(memory, memory.nbytes)], 0))
 
     def reap(self) -> None:
-        """Give back what completed sends held, oldest first."""
-        while self._sends and self._sends[0].request.test():
-            for buffer in self._sends.popleft().release:
-                self.pool.give(buffer)
+        """Let go of what completed sends held, oldest first."""
+        sends = self._sends
+        while sends:
+            for request in sends[0].requests:
+                if not request.test():
+                    return
+            sends.popleft()
+
+    def poll(self) -> None:
+        """Let messages under way move on, while the rank computes. Never blocks."""
+        if self._sends or self._open:
+            self._transport.poll()
 
     def wait_taken(self, stage: int, microbatch: int) -> tuple[Op, int] | None:
         """Wait until the activation that ``stage`` sent has been taken; its (operation, bytes) if it was still open.
@@ -235,17 +249,21 @@ class Mail:
         late = None
         for entry in self._sends:
             if (entry.op.kind, entry.op.stage, entry.op.microbatch) == (Kind.SEND_F, stage, microbatch):
-                self._transport.wait(entry.request, f"rank {entry.op.peer} to take {entry.op.name}")
-                late = (entry.op, entry.buffer.nbytes)
+                self._await_taken(entry)
+                late = (entry.op, entry.nbytes)
         self.reap()
         return late
+
+    def _await_taken(self, entry: _Send) -> None:
+        for request in entry.requests:
+            self._transport.wait(request, f"rank {entry.op.peer} to take {entry.op.name}")
 
     def describe(self, look: bool) -> str:
         """The open requests in words, but for the receive that is waited for; with ``look`` without those that have
         completed meanwhile.
         """
-        receives = [entry for entry in list(self._open.values()) if not (look and _is_complete(entry.request))]
-        sends = [entry for entry in list(self._sends) if not (look and _is_complete(entry.request))]
+        receives = [entry for entry in list(self._open) if not (look and _all_complete(entry.requests))]
+        sends = [entry for entry in list(self._sends) if not (look and _all_complete(entry.requests))]
         taken = dict.fromkeys(f"{entry.op.name} to rank {entry.op.peer}" for entry in sends)  # a header is no other one
         return open_text([f"{entry.op.name} of rank {entry.op.peer}" for entry in receives], list(taken))
 
@@ -255,7 +273,7 @@ class Mail:
         late = []
         while self._sends:
             entry = self._sends[0]
-            self._transport.wait(entry.request, f"rank {entry.op.peer} to take {entry.op.name}")
-            late.append((entry.op, entry.buffer.nbytes))
+            self._await_taken(entry)
+            late.append((entry.op, entry.nbytes))
             self.reap()
         return late

@@ -61,6 +61,10 @@ class RankProgram:
     split: frozenset[int]
     first_trained: int = 0
 
+    def ends_with_forward(self, stage: int) -> bool:
+        """Whether a microbatch is done with ``stage`` after its forward."""
+        return self.forward_only or stage < self.first_trained
+
 
 def _peer_of(action: Action, placement: tuple[int, ...]) -> int:
     """The rank at the other end of a message."""

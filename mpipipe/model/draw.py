@@ -26,7 +26,7 @@ def stable_key(text: str) -> int:
     return xxhash.xxh3_64_intdigest(text.encode()) & _KEY_MASK
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Draw:
     """The random numbers of one microbatch: run seed, optimizer step, and the global index of each sequence in the
     microbatch, in order.

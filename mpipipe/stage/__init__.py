@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+from mpipipe.stage.activation import Activation
 from mpipipe.stage.gradients import Gradient
 from mpipipe.stage.layer import StageLayer
-from mpipipe.stage.stage import LossFunction, MicrobatchKey, Stage
+from mpipipe.stage.nested import Nested, Spec, map_tensors, tensors_of
+from mpipipe.stage.stage import Gradients, LossFunction, MicrobatchKey, Stage
 
-__all__ = ["Gradient", "LossFunction", "MicrobatchKey", "Stage", "StageLayer"]
+__all__ = [
+    "Activation",
+    "Gradient",
+    "Gradients",
+    "LossFunction",
+    "MicrobatchKey",
+    "Nested",
+    "Spec",
+    "Stage",
+    "StageLayer",
+    "map_tensors",
+    "tensors_of",
+]

@@ -9,6 +9,7 @@ from torch import nn
 
 from mpipipe.device import Device
 from mpipipe.model import Draw, KeyedLayer, Use, WeightSink, defer_linear, stable_key, weight_gradients
+from mpipipe.stage.autograd import gradients_of
 from mpipipe.stage.gradients import Gradient
 
 
@@ -41,42 +42,49 @@ class StageLayer:
         if self.keyed:
             return self.module(inputs, draw)
         run = "" if draw is None else f"{draw.seed}/{draw.step}/"
-        with device.seeded(stable_key(f"{run}{microbatch}/{self.index}")):
+        before = device.seed(stable_key(f"{run}{microbatch}/{self.index}"))
+        try:
             return self.module(inputs)
+        finally:
+            device.set_generator(before)
 
-    def backward(self, leaf: object, output: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | None:
-        """Add this microbatch's parameter gradients to the totals and return the input's, or None if the input takes
-        none.
+    def backward(
+        self, leaves: list[torch.Tensor], roots: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Add this microbatch's parameter gradients to the totals and return those of ``leaves``.
+
+        ``roots``: outputs of the forward that take a gradient, ``gradients`` theirs.
         """
-        source = leaf if isinstance(leaf, torch.Tensor) and leaf.requires_grad else None
-        wanted = self.parameters if source is None else [source, *self.parameters]
-        if not wanted or not output.requires_grad:
-            return None if source is None else torch.zeros_like(source)
-        found = torch.autograd.grad(output, wanted, gradient, allow_unused=True)
-        for total, value in zip(self.gradients, found if source is None else found[1:], strict=True):
+        if not roots or not (leaves or self.parameters):
+            return [torch.zeros_like(leaf) for leaf in leaves]
+        found = gradients_of(roots, gradients, (*leaves, *self.parameters))
+        place = len(leaves)
+        for total in self.gradients:
+            value = found[place]
             if value is not None:
                 total.add(value)
-        if source is None:
-            return None
-        return found[0] if found[0] is not None else torch.zeros_like(source)
+            place += 1
+        return [torch.zeros_like(leaf) if value is None else value for leaf, value in zip(leaves, found, strict=False)]
 
-    def backward_input(self, leaf: object, output: torch.Tensor, gradient: torch.Tensor) -> Halves:
+    def backward_input(
+        self, leaves: list[torch.Tensor], roots: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]
+    ) -> Halves:
         """The first half of a split backward.
 
         Everything but the weight gradients of linear maps is made now, in one pass, which frees the graph; parameter
         gradients wait in what is returned. A layer whose input takes no gradient leaves all to the second half.
         """
-        if not isinstance(leaf, torch.Tensor) or not leaf.requires_grad:
-            return Halves(None, self, output, gradient)
-        if not output.requires_grad:
-            return Halves(torch.zeros_like(leaf), self)
+        if not leaves:
+            return Halves([], self, roots, gradients)
+        if not roots:
+            return Halves([torch.zeros_like(leaf) for leaf in leaves], self)
         self.sink.collect()
         try:
-            found = torch.autograd.grad(output, [leaf, *self.parameters], gradient, allow_unused=True)
+            found = gradients_of(roots, gradients, (*leaves, *self.parameters))
         finally:
             uses = self.sink.take()
-        of_input = found[0] if found[0] is not None else torch.zeros_like(leaf)
-        return Halves(of_input, self, found=found[1:], uses=uses)
+        of_input = [torch.zeros_like(a) if b is None else b for a, b in zip(leaves, found, strict=False)]
+        return Halves(of_input, self, found=found[len(leaves) :], uses=uses)
 
     def split(self, wanted: bool) -> None:
         """Whether the next forwards are followed by split backwards; either way, either backward is right."""
@@ -87,33 +95,34 @@ class StageLayer:
 
 
 class Halves:
-    """What the first half of a layer's backward leaves to the second, for one microbatch."""
+    """What the first half of a layer's backward leaves to the second, for one microbatch. ``of_input``: gradients of
+    the layer's leaves.
+    """
 
-    __slots__ = ("_found", "_gradient", "_layer", "_output", "_uses", "of_input")
+    __slots__ = ("_found", "_gradients", "_layer", "_roots", "_uses", "of_input")
 
     def __init__(
         self,
-        of_input: torch.Tensor | None,
+        of_input: list[torch.Tensor],
         layer: StageLayer,
-        output: torch.Tensor | None = None,
-        gradient: torch.Tensor | None = None,
+        roots: Sequence[torch.Tensor] = (),
+        gradients: Sequence[torch.Tensor] = (),
         *,
         found: Sequence[torch.Tensor | None] = (),
         uses: Sequence[Use] = (),
     ) -> None:
         self.of_input = of_input
         self._layer = layer
-        self._output = output
-        self._gradient = gradient
+        self._roots = roots
+        self._gradients = gradients
         self._found = found
         self._uses = list(uses)
 
     def backward_weight(self) -> None:
         """Add this microbatch's parameter gradients to the layer's totals, the same bits as in a whole backward."""
         layer = self._layer
-        if self._output is not None:
-            assert self._gradient is not None
-            layer.backward(None, self._output, self._gradient)
+        if self._roots:
+            layer.backward([], self._roots, self._gradients)
             return
         late = weight_gradients(self._uses)
         for total, parameter, early in zip(layer.gradients, layer.parameters, self._found, strict=False):

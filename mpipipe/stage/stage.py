@@ -1,15 +1,16 @@
 """Forward and backward of one stage, a microbatch at a time.
 
-Every layer is an autograd graph of its own: its input is a leaf, and its backward runs by itself. Input and gradient
-are contiguous and aligned at every layer's border, inside a stage as between stages. So a layer computes the same bits
-wherever the model is cut.
+Every layer is an autograd graph of its own: its inputs are leaves, and its backward runs by itself. Inputs and
+gradients are contiguous and aligned at every layer's border, inside a stage as between stages. So a layer computes the
+same bits wherever the model is cut.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,14 +18,16 @@ import torch
 from mpipipe.device import Device
 from mpipipe.errors import EngineError
 from mpipipe.model import Draw
+from mpipipe.stage.activation import Activation
 from mpipipe.stage.layer import Halves, StageLayer
+from mpipipe.stage.lent import Lent
+from mpipipe.stage.nested import Nested, Spec, flatten, rebuild, versions
 from mpipipe.units import counted
 
-LossFunction = Callable[[torch.Tensor, Any], tuple[torch.Tensor, "int | torch.Tensor"]]
+LossFunction = Callable[[Any, Any], tuple[torch.Tensor, "int | torch.Tensor"]]
 """``loss_fn(output, target) -> (sum over the valid items, how many they are)``. A sum over any items has a gradient;
 their number is whole.
 """
-
 
 _IN_PLACE = (
     "a layer must not change its input: take inplace=False or x = x + 1, or put it and the layer before it into one "
@@ -32,7 +35,7 @@ _IN_PLACE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MicrobatchKey:
     """What keys the random numbers of one microbatch: its number in the step and the draw of its samples (None: no
     drawing).
@@ -44,13 +47,18 @@ class MicrobatchKey:
 
 @dataclass(slots=True)
 class _Kept:
-    """What a microbatch leaves behind for its backward: (layer, leaf, output) of every layer that makes one, and (leaf,
-    sum) of the loss; after the input half of a split backward what each layer leaves to the weight half, the last
-    layer's first."""
+    """What a microbatch leaves behind for its backward: (layer, leaves, roots) of every layer that makes one, the roots
+    being its outputs that take a gradient; after the input half of a split backward what each layer leaves to the
+    weight half, the last layer's first. ``inputs``: the stage's; ``taken``, ``made``: which of these and of its output
+    take a gradient. ``output``: the last layer's, until its loss is made of it.
+    """
 
-    layers: list[tuple[StageLayer, object, torch.Tensor]]
-    halves: list[Halves] = field(default_factory=list)
-    loss: tuple[torch.Tensor | None, torch.Tensor] | None = None
+    inputs: Sequence[torch.Tensor]
+    taken: tuple[bool, ...]
+    layers: list[tuple[StageLayer, list[torch.Tensor], Sequence[torch.Tensor]]]
+    made: tuple[bool, ...] = ()
+    halves: Sequence[Halves] = ()
+    output: tuple[Sequence[torch.Tensor], Spec] | None = None
 
 
 class Stage:
@@ -58,7 +66,8 @@ class Stage:
 
     ``live`` is the number of microbatches kept. ``first_trained``: index in the whole model of the first layer with a
     trainable parameter. The layers before it keep nothing and make no backward, a stage of such layers alone neither;
-    its own input takes no gradient. -1: every layer makes one.
+    its own input takes no gradient. -1: every layer makes one. ``between`` is called between two layers, for who has
+    something to look after meanwhile.
     """
 
     def __init__(self, index: int, layers: list[StageLayer], device: Device, loss_fn: LossFunction | None) -> None:
@@ -66,66 +75,129 @@ class Stage:
         self.layers = layers
         self.loss_fn = loss_fn
         self.first_trained = -1
+        self.between: Callable[[], None] | None = None
         self._device = device
         self._kept: dict[int, _Kept] = {}
+        self._inputs, self._evaluated, self._targets, self._outputs = Lent(), Lent(), Lent(), Lent()
+        self._handed_on: Sequence[tuple[weakref.ref[torch.Tensor], int]] = ()
+        self._one: torch.Tensor | None = None
 
     @property
     def live(self) -> int:
         return len(self._kept)
 
-    def forward(self, inputs: object, key: MicrobatchKey, *, first: bool) -> torch.Tensor:
+    def forward(self, inputs: Activation | Nested, key: MicrobatchKey) -> Activation:
         """Run all layers and keep what the backward needs: nothing of the layers before ``first_trained``.
 
-        ``inputs``: what the user's batch holds for the first layer of the model (``first``), else the previous stage's
-        output, a contiguous tensor that must stay unchanged until this microbatch's backward is done. Returns the last
-        layer's output: contiguous, detached, in memory of its own (the input's can be taken back before a later stage
-        of this rank is done with it).
+        ``inputs``: what the user's batch holds for the first layer of the model, which stays unchanged; or the previous
+        stage's output, whose tensors must stay unchanged until this microbatch's backward is done. What is returned has
+        memory of its own (the input's can be taken back before a later stage of this rank is done with it), or the
+        batch's.
         """
-        value = inputs
-        graph: list[tuple[StageLayer, object, torch.Tensor]] = []
-        for layer in self.layers:
-            leaf = value
-            if isinstance(value, torch.Tensor):
-                leaf = value.detach()
-                if (leaf.is_floating_point() or leaf.is_complex()) and not first and layer.index > self.first_trained:
-                    leaf.requires_grad_(True)
-            before = None if first or layer.index > self.first_trained else _version(leaf)
-            first = False
-            output = self._run(layer, leaf, key)
-            if before is not None and before != _version(leaf):
-                raise EngineError(f"{_label(layer)} changed its input in place. {_IN_PLACE}")
-            if layer.index >= self.first_trained:
-                graph.append((layer, leaf, output))
-            value = self._device.settle(output)
-        if graph or not self.layers:
-            self._kept[key.microbatch] = _Kept(graph)
-        assert isinstance(value, torch.Tensor)
-        return value.clone() if _share(value, inputs) else value
+        given = inputs if isinstance(inputs, Activation) else None
+        passed, first_trained = given, self.first_trained
+        kept = _Kept((), (), []) if given is None else _Kept(given.tensors, given.needs, [])
+        tensors: Sequence[torch.Tensor] = ()
+        for place, layer in enumerate(self.layers):
+            if place and self.between is not None:
+                self.between()
+            if passed is None:
+                leaves: list[torch.Tensor] = []
+                output = self._run_first(layer, inputs, key, self._inputs)
+            else:
+                leaf, leaves = passed.enter(layer.index > first_trained)
+                output = self._run_on(layer, passed.tensors, leaf, key)
+            passed, tensors = self._leave(layer, output)
+            if layer.index >= first_trained:
+                roots = tensors if passed.needs == _ONE else [one for one in tensors if one.requires_grad]
+                kept.layers.append((layer, leaves, roots))
+        assert passed is not None, f"stage {self.index} has no layer"
+        if kept.layers:
+            kept.made = passed.needs
+            kept.output = None if self.loss_fn is None else (tensors, passed.spec)
+            self._kept[key.microbatch] = kept
+        return self._hand_on(passed, given)
 
-    def evaluate(self, inputs: object, key: MicrobatchKey) -> torch.Tensor:
-        """Run all layers and keep nothing."""
-        value = inputs
+    def evaluate(self, inputs: Activation | Nested, key: MicrobatchKey) -> Activation:
+        """Run all layers and keep nothing. What is returned has memory as that of ``forward``."""
+        given = inputs if isinstance(inputs, Activation) else None
+        passed = given
         with torch.no_grad():
-            for layer in self.layers:
-                value = self._device.settle(self._run(layer, value, key))
-        assert isinstance(value, torch.Tensor)
-        return value
+            for place, layer in enumerate(self.layers):
+                if place and self.between is not None:
+                    self.between()
+                if passed is None:
+                    output = self._run_first(layer, inputs, key, self._evaluated)
+                else:
+                    output = self._run_on(layer, passed.tensors, passed.enter(False)[0], key)
+                passed, _ = self._leave(layer, output)
+        assert passed is not None, f"stage {self.index} has no layer"
+        return self._hand_on(passed, given)
 
-    def _run(self, layer: StageLayer, leaf: object, key: MicrobatchKey) -> torch.Tensor:
+    def _run_on(self, layer: StageLayer, tensors: Sequence[torch.Tensor], value: Nested, key: MicrobatchKey) -> object:
+        """Run a layer on ``value``, made of ``tensors``. What it changed could be a parameter, a mask in the batch, or
+        what another layer's backward needs, by how the model is cut.
+        """
+        before = versions(tensors)
+        output = self._run(layer, value, key)
+        if before != versions(tensors):
+            raise EngineError(f"{_label(layer)} changed its input in place. {_IN_PLACE}")
+        return output
+
+    def _run_first(self, layer: StageLayer, inputs: Nested, key: MicrobatchKey, lent: Lent) -> object:
+        output = self._run(layer, lent.out(inputs), key)
+        if not lent.back():
+            raise EngineError(f"{_label(layer)} changed its input in place, and did not the first time. {_IN_PLACE}")
+        return output
+
+    def _run(self, layer: StageLayer, leaf: object, key: MicrobatchKey) -> object:
         try:
-            output = layer.forward(leaf, key.draw, key.microbatch, self._device)
+            return layer.forward(leaf, key.draw, key.microbatch, self._device)
         except Exception as error:
             error.add_note(f"mpipipe: in {_label(layer)}, stage {self.index}, microbatch {key.microbatch}")
             if "in-place" in str(error) and "leaf" in str(error):
                 error.add_note(f"mpipipe: {_IN_PLACE}")
             raise
-        if not isinstance(output, torch.Tensor):
-            raise EngineError(
-                f"{_label(layer)} returned {type(output).__name__}; a layer of a pipeline returns one tensor"
-            )
-        return output
 
-    def loss(self, microbatch: int, output: torch.Tensor, target: object, *, keep: bool) -> tuple[torch.Tensor, int]:
+    def _leave(self, layer: StageLayer, output: object) -> tuple[Activation, Sequence[torch.Tensor]]:
+        """What a layer returned: as it goes on, and its tensors as they are."""
+        if isinstance(output, torch.Tensor) and output.layout is torch.strided:
+            needs = _ONE if output.requires_grad else _NONE
+            return Activation((self._settle(layer, output),), needs), (output,)
+        try:
+            tensors, spec = flatten(output)
+        except EngineError as error:
+            raise EngineError(f"{_label(layer)} {error}") from None
+        settled = [self._settle(layer, tensor) for tensor in tensors]
+        return Activation(settled, tuple(tensor.requires_grad for tensor in tensors), spec), tensors
+
+    def _settle(self, layer: StageLayer, tensor: torch.Tensor) -> torch.Tensor:
+        settled = self._device.settle(tensor.clone() if tensor.is_inference() else tensor)
+        if type(settled) is not torch.Tensor:
+            raise EngineError(
+                f"{_label(layer)} returned a tensor of class {type(settled).__name__}; only plain ones go from layer "
+                "to layer: return x.as_subclass(torch.Tensor)"
+            )
+        return settled
+
+    def _hand_on(self, passed: Activation, given: Activation | None) -> Activation:
+        """What the stage returns, in memory that stays as it is. A layer that fills a tensor of its own anew for each
+        microbatch, and returns it, is told: the earlier contents may still be waiting to be sent.
+        """
+        for place, before in self._handed_on:
+            earlier = place()
+            if earlier is not None and earlier._version != before:
+                raise EngineError(
+                    f"a layer of stage {self.index} ({_label(self.layers[0])} to {_label(self.layers[-1])}) changed in "
+                    "place a tensor that it had returned for the microbatch before: return x.clone()"
+                )
+        if given is not None:
+            passed.tensors = _own(list(passed.tensors), given.tensors)
+        if self.loss_fn is None:
+            self._handed_on = [(weakref.ref(one), one._version) for one in passed.tensors]
+        return passed
+
+    def loss(self, microbatch: int, output: Activation, target: object, *, keep: bool) -> tuple[torch.Tensor, int]:
         """The loss function's (sum, count) of one microbatch; the sum is detached, of shape (), count a whole
         number.
 
@@ -134,16 +206,28 @@ class Stage:
         """
         assert self.loss_fn is not None
         kept = self._kept[microbatch] if keep else None
-        own = kept.layers[-1][2] if kept is not None and kept.layers else None
-        if own is None or not own.requires_grad:
-            own = None
-        given = output.detach().requires_grad_(keep) if own is None else own
+        fixed: Sequence[torch.Tensor] = ()  # what takes no gradient may be the batch's own memory, or a parameter's
+        if kept is None:
+            given = self._outputs.out(output.value)
+        else:
+            assert kept.output is not None
+            tensors, spec = kept.output
+            kept.output = None
+            if not any(kept.made):  # the layer gives nothing to train by; whether the loss would, is looked at
+                tensors = [one.detach().requires_grad_(one.is_floating_point()) for one in tensors]
+            given = rebuild(spec, tensors)
+            fixed = [one for one in tensors if not one.requires_grad]
+        before = versions(fixed)
         with torch.set_grad_enabled(keep):
             try:
-                found = self.loss_fn(given, target)
+                found = self.loss_fn(given, self._targets.out(target))
             except Exception as error:
                 error.add_note(f"mpipipe: in the loss function, microbatch {microbatch}")
                 raise
+        if before != versions(fixed) or (kept is None and not self._outputs.back()):
+            raise EngineError("the loss function changed the output in place: take output = output.clone() first")
+        if not self._targets.back():
+            raise EngineError("the loss function changed the targets in place, and did not the first time")
         total, count = _sum_and_count(found)
         if kept is not None:
             if count and not total.requires_grad:
@@ -151,77 +235,97 @@ class Stage:
                     f"the loss function's sum over {counted(count, 'item')} has no gradient: it was detached from the "
                     "output, or made without grad"
                 )
-            if own is not None and total.requires_grad:
-                layer, leaf, _ = kept.layers[-1]
-                kept.layers[-1] = (layer, leaf, total)
-                kept.loss = (None, total)
-            else:
-                kept.loss = (given, total)
+            layer, leaves, _ = kept.layers[-1]
+            kept.layers[-1] = (layer, leaves, [total] if total.requires_grad and any(kept.made) else [])
         return total.detach(), count
 
-    def backward(self, microbatch: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    def backward(self, microbatch: int, gradients: Gradients | None) -> Gradients:
         """Backward of all layers; adds to the totals and lets go of what was kept.
 
-        ``gradient``: of the stage's output, contiguous (None on the last stage, which begins from its loss). Returns
-        the gradient of the stage's input, contiguous, or None on the first stage.
+        ``gradients``: one for each tensor of the stage's output, None for one that takes none; None on the last stage,
+        which begins from its loss. Returns those of the stage's input, none on the first stage: contiguous, and in
+        memory of their own.
         """
         kept = self._kept.pop(microbatch)
-        gradient = self._from_loss(kept, gradient)
-        while kept.layers and gradient is not None:
-            layer, layer_input, output = kept.layers.pop()
+        given = found = self._begin(kept, gradients)
+        while kept.layers:
+            layer, leaves, roots = kept.layers.pop()
             with _naming(layer, "the backward", microbatch):
-                gradient = layer.backward(layer_input, output, gradient)
-            gradient = None if gradient is None else self._device.settle(gradient)
-        return gradient
+                found = layer.backward(leaves, roots, found)
+            found = [self._device.settle(gradient) for gradient in found]
+            if kept.layers and self.between is not None:
+                self.between()
+        return _placed(_own(found, (*given, *kept.inputs)), kept.taken)
 
     def split(self, wanted: bool) -> None:
         """Whether the backwards of the next forwards are split. Says nothing about what is right, only what is fast."""
         for layer in self.layers:
             layer.split(wanted)
 
-    def backward_input(self, microbatch: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        """The first half of a split backward: the gradient of the stage's input.
+    def backward_input(self, microbatch: int, gradients: Gradients | None) -> Gradients:
+        """The first half of a split backward: the gradients of the stage's input.
 
-        As ``backward``, and what the second half needs stays until ``backward_weight``, ``gradient`` and the stage's
-        input included: leave them unchanged until then. What is returned shares no memory with either.
+        As ``backward``, and what the second half needs stays until ``backward_weight``, ``gradients`` and the stage's
+        input included: leave them unchanged until then.
         """
         kept = self._kept[microbatch]
-        given = gradient = self._from_loss(kept, gradient)
-        first = kept.layers[0][1]
-        while kept.layers and gradient is not None:
-            layer, layer_input, output = kept.layers.pop()
+        given = found = self._begin(kept, gradients)
+        kept.halves = left = []
+        while kept.layers:
+            layer, leaves, roots = kept.layers.pop()
             with _naming(layer, "the input backward", microbatch):
-                halves = layer.backward_input(layer_input, output, gradient)
-            kept.halves.append(halves)
-            gradient, halves.of_input = halves.of_input, None
-            gradient = None if gradient is None else self._device.settle(gradient)
-        if gradient is not None and any(_share(gradient, other) for other in (given, first)):
-            gradient = gradient.clone()
-        return gradient
+                halves = layer.backward_input(leaves, roots, found)
+            left.append(halves)
+            found, halves.of_input = [self._device.settle(gradient) for gradient in halves.of_input], []
+            if kept.layers and self.between is not None:
+                self.between()
+        return _placed(_own(found, (*given, *kept.inputs)), kept.taken)
 
     def backward_weight(self, microbatch: int) -> None:
         """The second half of a split backward: adds to the totals, with the same bits as ``backward``, and lets go of
         what was kept."""
         kept = self._kept.pop(microbatch)
         for place, halves in enumerate(kept.halves):
+            if place and self.between is not None:
+                self.between()
             with _naming(self.layers[-1 - place], "the weight backward", microbatch):
                 halves.backward_weight()
 
-    def _from_loss(self, kept: _Kept, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        """What the last layer's backward begins from: the gradient of the stage's output, on the last stage that of its
-        loss; 1 where the loss is in that layer's graph."""
-        if kept.loss is None:
-            return gradient
-        leaf, total = kept.loss
-        kept.loss = None
-        if leaf is None:
-            return torch.ones_like(total)
-        (found,) = torch.autograd.grad(total, leaf, allow_unused=True) if total.requires_grad else (None,)
-        return torch.zeros_like(leaf) if found is None else self._device.settle(found)
+    def _begin(self, kept: _Kept, gradients: Gradients | None) -> list[torch.Tensor]:
+        """What the last layer's backward begins from: the gradients of its roots; 1 where the loss is its root."""
+        kept.output = None
+        if gradients is not None:
+            return [one for one, made in zip(gradients, kept.made, strict=True) if made and one is not None]
+        roots = kept.layers[-1][2]
+        if not roots:
+            return []
+        if self._one is None or self._one.dtype != roots[0].dtype or self._one.shape != roots[0].shape:
+            self._one = torch.ones_like(roots[0])
+        return [self._one]
 
     def drop_kept(self) -> None:
         """Let go of everything, after a step that failed."""
         self._kept.clear()
+        self._handed_on = ()
+
+
+Gradients = Sequence["torch.Tensor | None"]
+"""One entry for each tensor of an ``Activation``; None for one that takes no gradient."""
+
+_ONE, _NONE = (True,), (False,)
+
+
+def _own(found: list[torch.Tensor], others: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies of those that lie in memory of ``others``."""
+    return [one.clone() if any(_share(one, other) for other in others) else one for one in found]
+
+
+def _placed(found: list[torch.Tensor], taken: tuple[bool, ...]) -> Gradients:
+    """The gradients of the leaves, at the places of their tensors."""
+    if len(found) == len(taken):
+        return found
+    rest = iter(found)
+    return [next(rest) if wanted else None for wanted in taken] if found else [None] * len(taken)
 
 
 class _naming:  # used as a function
@@ -240,16 +344,9 @@ class _naming:  # used as a function
             error.add_note(f"mpipipe: in {self._what} of {_label(self._layer)}, microbatch {self._microbatch}")
 
 
-def _version(value: object) -> int | None:
-    """A number that rises with every change in place, where torch counts them."""
-    return value._version if isinstance(value, torch.Tensor) and not value.is_inference() else None
-
-
-def _share(one: torch.Tensor, other: object) -> bool:
+def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors lie in the same memory."""
-    return isinstance(other, torch.Tensor) and (
-        one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() != 0
-    )
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() != 0
 
 
 def _label(layer: StageLayer) -> str:
@@ -262,6 +359,8 @@ def _sum_and_count(found: object) -> tuple[torch.Tensor, int]:
     """What a loss function returned, if it is what it must be. Raises ``EngineError``."""
     if isinstance(found, tuple) and len(found) == 2:
         total, count = found
+        if type(count) is int and count >= 0 and isinstance(total, torch.Tensor) and not total.dim():
+            return total, count
         if isinstance(count, torch.Tensor) and count.numel() == 1:
             count = count.item()
         if isinstance(total, torch.Tensor) and total.numel() == 1 and isinstance(count, int | float):
@@ -270,7 +369,7 @@ def _sum_and_count(found: object) -> tuple[torch.Tensor, int]:
                     f"the loss function returned a sum over {count} items: a whole number is needed, of those that "
                     "count. For weights, put them into the sum"
                 )
-            return total, int(count)
+            return total.reshape(()), int(count)
     raise EngineError(
         "the loss function must return (sum of the losses as a tensor of one element, how many items it is the sum "
         "of); "

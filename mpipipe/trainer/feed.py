@@ -2,46 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import torch
 
-from mpipipe.device import Device
+from mpipipe.device import ALIGNMENT, Device
 from mpipipe.errors import DataError
 from mpipipe.model import Draw
+from mpipipe.stage import Nested, map_tensors, tensors_of
 from mpipipe.trainer.sameness import NOT_LOOKED_AT, checksum
-
-Nested = object
-"""A tensor, or tuples (also named ones), lists and mappings of tensors, with the batch as the first dimension of every
-tensor. Numbers, texts and None go to every microbatch as they are.
-"""
-
-
-def map_tensors(value: Nested, change: Callable[[torch.Tensor], object]) -> Nested:
-    """The same structure with every tensor replaced by ``change(tensor)``; a mapping becomes a dict. Raises
-    ``DataError`` for anything else that a batch can't hold: it would not be cut.
-    """
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, tuple | list):
-        members = [map_tensors(member, change) for member in value]
-        kind: Any = type(value)
-        return kind(*members) if hasattr(value, "_fields") else tuple(members) if isinstance(value, tuple) else members
-    if isinstance(value, Mapping):
-        return {key: map_tensors(member, change) for key, member in value.items()}
-    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
-        return value
-    raise DataError(
-        f"a batch holds a {type(value).__module__}.{type(value).__name__}; it may hold torch tensors in tuples, lists "
-        "and mappings, and numbers, texts and None"
-    )
-
-
-def _tensors(value: Nested) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    map_tensors(value, found.append)
-    return found
 
 
 def _pair(batch: Any) -> tuple[Nested, Nested]:
@@ -60,7 +30,7 @@ def _pair(batch: Any) -> tuple[Nested, Nested]:
 
 def batch_size(batch: tuple[Nested, Nested]) -> int:
     """Sequences in the batch. Raises ``DataError`` when its tensors do not agree."""
-    sizes = {int(tensor.shape[0]) if tensor.dim() else 0 for tensor in _tensors(list(batch))}
+    sizes = {int(tensor.shape[0]) if tensor.dim() else 0 for tensor in tensors_of(list(batch))}
     if len(sizes) != 1 or 0 in sizes:
         raise DataError(
             f"every tensor of a batch has the same first dimension, at least 1; found {sorted(sizes) or 'no tensor'}"
@@ -89,41 +59,55 @@ class TensorFeed:
     ) -> None:
         self._inputs, self._targets = _pair(batch)
         self.rows = batch_size(batch)
-        self.checksum = checksum(_tensors([self._inputs, self._targets])) if looked_at else NOT_LOOKED_AT
+        self.checksum = checksum(tensors_of([self._inputs, self._targets])) if looked_at else NOT_LOOKED_AT
         self._microbatch = microbatch
         self._device = device
         self._seed = draw_seed
         self._step = step
         self._first_sample = first_sample
         self.num_microbatches = -(-self.rows // microbatch)
-        self._shapes = tuple((tuple(tensor.shape[1:]), str(tensor.dtype)) for tensor in _tensors(self._inputs))
+        shapes = tuple((tuple(tensor.shape[1:]), str(tensor.dtype)) for tensor in tensors_of(self._inputs))
+        self._signatures = [(microbatch, shapes)] * self.num_microbatches
+        if self.rows % microbatch:
+            self._signatures[-1] = (self.rows % microbatch, shapes)
+        self._cut_inputs: list[Nested] | None = None
+        self._cut_targets: list[Nested] | None = None
 
-    def _bounds(self, microbatch: int) -> tuple[int, int]:
-        start = microbatch * self._microbatch
-        return start, min(self.rows, start + self._microbatch)
+    def _cut(self, value: Nested) -> list[Nested]:
+        """The value of each microbatch, contiguous and aligned: in the batch's own memory where that is so."""
+        size, device = self._microbatch, self._device
+        pieces = []
+        for tensor in tensors_of(value):
+            known = tensor.clone() if tensor.is_inference() else tensor.detach()  # autograd takes no inference tensor
+            cut = device.settle(known.to(device.torch_device)).split(size)
+            settled = cut[0].nbytes % ALIGNMENT == 0
+            pieces.append(cut if settled else [device.settle(piece) for piece in cut])
+        if isinstance(value, torch.Tensor):
+            return list(pieces[0])
+        return [_with_tensors(value, [piece[k] for piece in pieces]) for k in range(self.num_microbatches)]
 
-    def _cut(self, value: Nested, microbatch: int) -> Nested:
-        start, stop = self._bounds(microbatch)
-        device = self._device
-
-        def cut(tensor: torch.Tensor) -> torch.Tensor:
-            # A copy: a layer may change its input, the batch is the user's; autograd takes no inference tensor either.
-            return device.settle(tensor[start:stop].to(device.torch_device, copy=True))
-
-        return map_tensors(value, cut)
-
-    def signature(self, microbatch: int) -> Hashable:
-        start, stop = self._bounds(microbatch)
-        return (stop - start, self._shapes)
+    def signatures(self, training: bool) -> list[Hashable]:
+        known = {signature: (training, signature) for signature in set(self._signatures)}
+        return [known[signature] for signature in self._signatures]
 
     def inputs(self, microbatch: int) -> object:
-        return self._cut(self._inputs, microbatch)
+        if self._cut_inputs is None:
+            self._cut_inputs = self._cut(self._inputs)
+        return self._cut_inputs[microbatch]
 
     def targets(self, microbatch: int) -> object:
-        return self._cut(self._targets, microbatch)
+        if self._cut_targets is None:
+            self._cut_targets = self._cut(self._targets)
+        return self._cut_targets[microbatch]
 
     def draw(self, microbatch: int) -> Draw | None:
         if self._seed is None:
             return None
-        start, stop = self._bounds(microbatch)
-        return Draw(self._seed, self._step, tuple(range(self._first_sample + start, self._first_sample + stop)))
+        start = microbatch * self._microbatch
+        first, stop = self._first_sample + start, self._first_sample + min(self.rows, start + self._microbatch)
+        return Draw(self._seed, self._step, tuple(range(first, stop)))
+
+
+def _with_tensors(value: Nested, tensors: list[torch.Tensor]) -> Nested:
+    rest = iter(tensors)
+    return map_tensors(value, lambda _: next(rest))

@@ -17,7 +17,7 @@ from mpipipe.errors import ConfigError, DataError, MpipipeError
 from mpipipe.formats.paths import RunPaths
 from mpipipe.lifecycle import RunLock, State, TimeLimit, write_status
 from mpipipe.model import gpt2_layers, token_loss
-from mpipipe.trainer.feed import Nested
+from mpipipe.stage import Nested
 from mpipipe.trainer.folder import (
     Metrics,
     check_resume_folder,

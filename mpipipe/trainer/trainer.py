@@ -24,11 +24,12 @@ from mpipipe.optim import AdamW, clip_factor, learning_rate, square_sum
 from mpipipe.partition import LayerDescription
 from mpipipe.planner import schedule_table
 from mpipipe.schedule import ScheduleTable, forward_only, verify
-from mpipipe.stage import LossFunction
+from mpipipe.stage import LossFunction, Nested
 from mpipipe.trace import Recorder
 from mpipipe.trainer.build import Layer, LayerList, build_rank_model
 from mpipipe.trainer.ending import end_job, open_or_end
-from mpipipe.trainer.feed import Nested, TensorFeed
+from mpipipe.trainer.feed import TensorFeed
+from mpipipe.trainer.norm import gradient_norm
 from mpipipe.trainer.report import Shared, StepReport, other_size_text, reason_to_skip, refuse_difference
 from mpipipe.trainer.sameness import (
     instance_checksums,
@@ -106,7 +107,14 @@ class Trainer:
         self._traced = self._told_of_size = False
         self._silent = Recorder(None)
         self._recorder_now = self._silent
-        self._engine = Engine(self.transport, self._device, self.recorder, self.model.stages, len(placement))
+        self._engine = Engine(
+            self.transport,
+            self._device,
+            self.recorder,
+            self.model.stages,
+            len(placement),
+            receive_ahead_bytes=self.config.comm.receive_ahead_bytes,
+        )
         self.saver = Saver(self.config, self.paths, self.transport, self.model, self.optimizer, self.recorder)
         self.step_index = 0
         self.samples_seen = 0
@@ -220,7 +228,8 @@ class Trainer:
         if count:
             for gradient in gradients.values():
                 gradient.mul_(1.0 / count)
-        norm, first_bad = self._norm({name: square_sum(gradient) for name, gradient in gradients.items()})
+        squares = {name: square_sum(gradient) for name, gradient in gradients.items()}
+        norm, first_bad = gradient_norm(self.model, self.transport, squares)
         t2 = time.perf_counter_ns()
         recorder.record(int(EventKind.CLIP), t1, t2)
         skipped = reason_to_skip(count, first_bad)
@@ -234,25 +243,6 @@ class Trainer:
             _log.warning("step %d changes nothing: %s", self.step_index + 1, skipped)
         recorder.record(int(EventKind.OPTIMIZER), t2, time.perf_counter_ns())
         return norm, skipped
-
-    def _norm(self, squares: dict[str, float]) -> tuple[float, str | None]:
-        """The norm of the whole gradient, every weight counted once by its owner and added in layer order; and the
-        first parameter whose gradient is not finite."""
-        everything, rank = self.model.everything, self.transport.rank
-        width = max((sum(info.owner == r for info in everything) for r in range(self.transport.size)), default=0)
-        mine = np.zeros(width, dtype=np.float64)
-        own = [squares[info.name] for info in everything if info.owner == rank]
-        mine[: len(own)] = own
-        rows = collectives.all_gather(self.transport, mine)
-        position = [0] * self.transport.size
-        total, first_bad = 0.0, None
-        for info in everything:
-            value = float(rows[info.owner, position[info.owner]])
-            position[info.owner] += 1
-            total += value
-            if first_bad is None and not math.isfinite(value):
-                first_bad = info.name
-        return math.sqrt(total) if total >= 0 else total, first_bad
 
     def _compare_instances(self) -> None:
         """Once, before weights are first used that came with the layers."""

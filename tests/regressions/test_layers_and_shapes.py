@@ -69,8 +69,8 @@ class Ragged:
             self.checksum = joined(self.checksum, self._feeds[-1].checksum)
         self.num_microbatches = len(batch)
 
-    def signature(self, microbatch: int) -> Hashable:
-        return self._feeds[microbatch].signature(0)
+    def signatures(self, training: bool) -> list[Hashable]:
+        return [feed.signatures(training)[0] for feed in self._feeds]
 
     def inputs(self, microbatch: int) -> object:
         return self._feeds[microbatch].inputs(0)

@@ -99,7 +99,7 @@ DEFAULTS: dict[str, dict[str, object]] = {
     },
     "eval": {"every_steps": 0, "batches": 0},
     "trace": {"enabled": True, "first_step": 0, "last_step": None},
-    "comm": {"device": "auto", "path": "auto", "wait": "auto", "timeout_s": 600.0},
+    "comm": {"device": "auto", "path": "auto", "wait": "auto", "timeout_s": 600.0, "receive_ahead_bytes": 67108864},
     "log": {"every_steps": 10, "tensorboard": False},
 }  # fmt: skip
 REQUIRED = {"layers", "hidden", "heads", "sequence"}

@@ -23,7 +23,7 @@ def outcomes(*runs: list[list[object]]) -> list[str]:
         agreement = Agreement(transport)
         found = ""
         for signatures in runs[transport.rank]:
-            agreement.begin(True, 4, signatures)
+            agreement.begin(True, 4, agreement.number(signatures))
             try:
                 agreement.finish()
             except EngineError as error:

@@ -143,12 +143,19 @@ def test_a_failing_loss_tells_rank_and_microbatch() -> None:
 
 
 def test_a_layer_that_returns_no_tensor_is_named() -> None:
-    class Pair(nn.Module):
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return x, x
+    class Words(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[str, None]:
+            return "no", None
 
-    with pytest.raises(EngineError, match=r"layer 1 \(Pair\) returned tuple; .*one tensor"):
-        little.train_on(2, lambda: [little.linear(), Pair, little.linear()], little.config(), [little.batch(0)])
+    class Bag(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, set[int]]:
+            return x, {1}
+
+    words = {Words: "returned a tuple without any tensor", Bag: "returned a set; "}
+    for module, text in words.items():
+        layers = [little.linear(), module, little.linear()]
+        with pytest.raises(EngineError, match=rf"layer 1 \({module.__name__}\) {text}"):
+            little.train_on(2, layers.copy, little.config(), [little.batch(0)])
 
 
 def test_a_step_that_failed_leaves_nothing_behind() -> None:

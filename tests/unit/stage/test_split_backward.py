@@ -12,7 +12,7 @@ from torch import nn
 
 from mpipipe.device import HostDevice
 from mpipipe.model import Draw
-from mpipipe.stage import MicrobatchKey, Stage, StageLayer
+from mpipipe.stage import Activation, MicrobatchKey, Stage, StageLayer
 
 WIDTH = 16
 
@@ -123,17 +123,17 @@ def run(
     others = [torch.randn(4, WIDTH, generator=generator) for _ in range(3)]
     for k, value in enumerate(inputs):
         key = MicrobatchKey(k, Draw(1, 0, (4 * k, 4 * k + 1, 4 * k + 2, 4 * k + 3)))
-        output = stage.forward(value, key, first=first)
+        output = stage.forward(value if first else Activation((value,), (True,)), key)
         if last:
             stage.loss(k, output, others[k], keep=True)
     found: list[torch.Tensor | None] = [None] * 3
     for text in order:
         k = int(text[1])
-        gradient = None if last else others[k]
+        gradient = None if last else [others[k]]
         if text[0] == "B":
-            found[k] = stage.backward(k, gradient)
+            found[k] = next(iter(stage.backward(k, gradient)), None)
         elif text[0] == "I":
-            found[k] = stage.backward_input(k, gradient)
+            found[k] = next(iter(stage.backward_input(k, gradient)), None)
             if found[k] is not None:
                 for kept in (inputs[k], others[k]):
                     assert found[k].untyped_storage().data_ptr() != kept.untyped_storage().data_ptr()
@@ -165,8 +165,8 @@ def test_two_halves_have_the_bits_of_one_backward(name: str, last: bool, first: 
 
 def test_the_input_half_makes_no_weight_gradient() -> None:
     stage = stage_of("linear", last=False)
-    stage.forward(torch.randn(4, WIDTH), MicrobatchKey(0, None), first=False)
-    stage.backward_input(0, torch.randn(4, WIDTH))
+    stage.forward(Activation((torch.randn(4, WIDTH),), (True,)), MicrobatchKey(0, None))
+    stage.backward_input(0, [torch.randn(4, WIDTH)])
     assert stage.live == 1
     assert not any(bool(gradient.finish().any()) for layer in stage.layers for gradient in layer.gradients)
     stage.backward_weight(0)
@@ -188,7 +188,7 @@ def test_an_error_in_a_half_names_it() -> None:
             return Breaks.apply(x)
 
     stage = Stage(0, [StageLayer(nn.Linear(4, 4), 0, "0"), StageLayer(Broken(), 1, "1")], HostDevice(), None)
-    stage.forward(torch.ones(2, 4), MicrobatchKey(3, None), first=False)
+    stage.forward(Activation((torch.ones(2, 4),), (True,)), MicrobatchKey(3, None))
     with pytest.raises(ArithmeticError) as caught:
-        stage.backward_input(3, torch.ones(2, 4))
+        stage.backward_input(3, [torch.ones(2, 4)])
     assert caught.value.__notes__ == ["mpipipe: in the input backward of layer 1 (Broken), microbatch 3"]

@@ -12,7 +12,7 @@ from torch import nn
 from mpipipe.device import ALIGNMENT, HostDevice
 from mpipipe.errors import EngineError
 from mpipipe.model import Draw
-from mpipipe.stage import MicrobatchKey, Stage, StageLayer
+from mpipipe.stage import Activation, MicrobatchKey, Stage, StageLayer
 
 KEY = MicrobatchKey(0, Draw(1, 0, (0, 1, 2, 3)))
 
@@ -24,9 +24,10 @@ def stage_of(modules: Sequence[nn.Module], loss: object = little.square_loss, fi
 
 def step(stage: Stage, inputs: object, target: object, microbatch: int = 0, *, first: bool = True) -> object:
     key = MicrobatchKey(microbatch, KEY.draw)
-    output = stage.forward(inputs, key, first=first)
+    output = stage.forward(inputs if first else Activation((inputs,), (True,)), key)
     total, count = stage.loss(microbatch, output, target, keep=True)
-    return stage.backward(microbatch, None), total, count
+    gradients = stage.backward(microbatch, None)
+    return gradients[0] if gradients else None, total, count
 
 
 def totals(stage: Stage) -> dict[str, torch.Tensor]:
@@ -78,7 +79,7 @@ def test_microbatches_may_be_open_side_by_side_and_add_up_in_the_order_of_backwa
     stage = stage_of(modules)
     batches = [data(seed) for seed in range(3)]
     for k, (inputs, target) in enumerate(batches):
-        output = stage.forward(inputs, MicrobatchKey(k, KEY.draw), first=True)
+        output = stage.forward(inputs, MicrobatchKey(k, KEY.draw))
         stage.loss(k, output, target, keep=True)
     assert stage.live == 3
     want: dict[str, torch.Tensor] = {}
@@ -195,7 +196,7 @@ def test_the_output_and_what_is_kept_are_contiguous_and_aligned() -> None:
             assert x.data_ptr() % ALIGNMENT == 0
             return torch.cat([x, x], 1)[:, 1 : 1 + x.shape[1]]
 
-    output = stage_of([Strided(), Strided(), Strided()]).forward(data()[0], KEY, first=True)
+    (output,) = stage_of([Strided(), Strided(), Strided()]).forward(data()[0], KEY).tensors
     assert output.is_contiguous()
     assert output.data_ptr() % ALIGNMENT == 0
     assert not output.requires_grad
@@ -225,8 +226,8 @@ def test_an_evaluation_keeps_nothing_and_gives_the_forward_s_bits() -> None:
     total, count = stage.loss(0, evaluated, target, keep=False)
     assert stage.live == 0
     assert not total.requires_grad
-    trained = stage.forward(inputs, KEY, first=True)
-    assert torch.equal(evaluated, trained)
+    trained = stage.forward(inputs, KEY)
+    assert torch.equal(evaluated.tensors[0], trained.tensors[0])
     assert stage.live == 1
     stage.drop_kept()
     assert stage.live == 0

@@ -38,7 +38,8 @@ def test_microbatches_in_order_and_the_last_one_smaller() -> None:
     for k, (start, stop) in enumerate([(0, 3), (3, 6), (6, 7)]):
         assert torch.equal(made.inputs(k), inputs[start:stop])
         assert torch.equal(made.targets(k), targets[start:stop])
-    assert made.signature(0) == made.signature(1) != made.signature(2)
+    first, second, third = made.signatures(True)
+    assert first == second != third
 
 
 def test_draws_name_the_samples_of_the_whole_run() -> None:
@@ -81,7 +82,7 @@ def test_structures_stay_what_they_are() -> None:
 def test_signatures_tell_shapes_and_types_apart() -> None:
     target = rows(4)
     signatures = {
-        feed((value, target), 4).signature(0)
+        feed((value, target), 4).signatures(True)[0]
         for value in (rows(4, 2), rows(4, 3), rows(4, 3, 1), rows(4, 2).double(), (rows(4, 2), rows(4)), [rows(4, 2)])
     }
     assert len(signatures) == 5  # a list of one tensor is the tensor

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 import mpipipe
-from mpipipe.cli import checkpoint, data, doctor, generate, plan, schedule, trace, train
+from mpipipe.cli import bench, checkpoint, data, doctor, generate, plan, schedule, trace, train
 from mpipipe.cli.errors import EXIT_FAILURE, EXIT_USAGE, report
 from mpipipe.environment import launcher
 
@@ -49,6 +49,7 @@ def build_app() -> typer.Typer:
     app.add_typer(trace.app, name="trace")
     app.add_typer(checkpoint.app, name="checkpoint")
     app.add_typer(data.app, name="data")
+    app.add_typer(bench.app, name="bench")
     doctor.add_to(app)
     return app
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
 from mpipipe.device.protocol import ALIGNMENT, Buffer
+
+_count: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
 
 
 class HostDevice:
@@ -23,15 +27,21 @@ class HostDevice:
         view = buffer.view
         if view is None or view.dtype != dtype or view.shape != shape:
             view = buffer.view = torch.from_numpy(buffer.memory).view(dtype).view(shape)
+            buffer.uses = _uses(view)
         return view
 
+    def is_kept(self, buffer: Buffer) -> bool:
+        return buffer.view is not None and _uses(buffer.view) > buffer.uses
+
     def outgoing(self, tensor: torch.Tensor) -> Buffer:
-        settled = self.settle(tensor)
+        plain = tensor.is_contiguous() and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg())
+        settled = tensor if plain else self.settle(tensor)
         try:
             memory = settled.numpy().reshape(-1).view(np.uint8)
         except TypeError:  # a type that NumPy lacks, as bfloat16
             memory = settled.view(-1).view(torch.uint8).numpy()
-        return Buffer(memory, memory.nbytes, owner=settled)
+        owner = tensor if settled.data_ptr() == tensor.data_ptr() else settled  # a tensor lives while it is being sent
+        return Buffer(memory, memory.nbytes, owner=owner)
 
     def settle(self, tensor: torch.Tensor) -> torch.Tensor:
         detached = tensor.detach()
@@ -49,6 +59,11 @@ class HostDevice:
 
     def set_generator(self, state: torch.Tensor) -> None:
         torch.default_generator.set_state(state)
+
+
+def _uses(tensor: torch.Tensor) -> int:
+    """How many tensors have this one's memory, by torch's own count; 0 for a torch that does not tell."""
+    return 0 if _count is None else _count(tensor.untyped_storage()._cdata)
 
 
 def _usual_strides(tensor: torch.Tensor) -> torch.Tensor:

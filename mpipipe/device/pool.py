@@ -26,7 +26,11 @@ class BufferPool:
         return self._device.allocate(nbytes)
 
     def give(self, buffer: Buffer) -> None:
-        """Hand a buffer back. The caller keeps no view of it."""
+        """Hand a buffer back. One in whose memory someone still has a tensor is forgotten instead: it is theirs."""
+        if self._device.is_kept(buffer):
+            self.allocated_bytes -= buffer.nbytes
+            self.allocated_buffers -= 1
+            return
         self._free.setdefault(buffer.nbytes, []).append(buffer)
 
     def drop_all(self) -> None:

@@ -31,6 +31,8 @@ class Buffer:
     """The tensor whose memory this is, when the buffer only wraps it; keeps that tensor alive."""
     view: torch.Tensor | None = None
     """The last tensor that ``Device.tensor`` made of this memory, for the next message of the same shape and type."""
+    uses: int = 0
+    """Tensors in its memory when it was made."""
 
 
 class Device(Protocol):
@@ -45,6 +47,11 @@ class Device(Protocol):
     def tensor(self, buffer: Buffer, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """The buffer's memory seen as a contiguous tensor; shares the memory. Its bytes must be exactly the
         buffer's.
+        """
+
+    def is_kept(self, buffer: Buffer) -> bool:
+        """Whether someone still has a tensor in the memory of ``tensor``'s last result, as a module that keeps its
+        input: the memory is theirs then.
         """
 
     def outgoing(self, tensor: torch.Tensor) -> Buffer:

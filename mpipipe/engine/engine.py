@@ -65,7 +65,8 @@ class Engine:
         self._stages = stages
         self._last = num_stages - 1
         self.recorder = recorder
-        self._rank = transport.rank
+        self._rank, self._alone = transport.rank, transport.size == 1
+        self._unfinished = ""
         self.mail = Mail(transport, device, receive_ahead_bytes)
         for stage in stages.values():
             stage.between = self.mail.poll
@@ -91,17 +92,26 @@ class Engine:
         """Do every operation of ``program`` once. ``name``: of the run, in reports of where the rank is.
 
         A program without backward evaluates: nothing is kept, gradients stay as they are. Errors keep their type and
-        gain a note with rank, operation and the operations before it.
+        gain a note with rank, operation and the operations before it. After one, a rank that is not alone runs no more:
+        raises ``EngineError``.
         """
+        if self._unfinished and not self._alone:
+            raise EngineError(
+                f"{name} can't begin: {self._unfinished} did not end, and messages of it may still be on their way "
+                "between the ranks. Let the error end the job, and go on from the newest checkpoint"
+            )
+        self._unfinished = name
         self._run_name, self._phase = name, "in"
         self._begin(program, feed)
-        handlers, story = self._handlers, self._story
+        handlers, story, poll = self._handlers, self._story, self.mail.poll
         start = time.perf_counter_ns()
         op: Op | None = None
         try:
             with torch.inference_mode(False), torch.set_grad_enabled(self._training):
                 for op in program.ops:
                     story.append(op)
+                    if op.polls:
+                        poll()
                     handlers[op.kind](op)
                 self._phase = "at the end of its row in"
                 self._finish_sends()
@@ -112,7 +122,7 @@ class Engine:
             raise
         end = time.perf_counter_ns()
         self._check_empty()
-        self._phase = "after"
+        self._phase, self._unfinished = "after", ""
         return RunResult(self._loss_sum(), self._count, start, end, self._peak_live)
 
     def _loss_sum(self) -> float:

@@ -23,7 +23,8 @@ class Op:
 
     ``row``: position in the rank's compute-only row; for a message, that of the action which makes or needs it.
     ``peer`` and ``tag``: of a message, else -1 (``tag + 1`` is the tag of its header). ``ordinal``: number of the
-    message among all from its sender to its receiver in a step.
+    message among all from its sender to its receiver in a step. ``polls``: it computes, and so does the one before: no
+    call of MPI lies between them.
     """
 
     kind: Kind
@@ -34,6 +35,7 @@ class Op:
     peer: int = -1
     tag: int = -1
     ordinal: int = 0
+    polls: bool = False
 
     def __str__(self) -> str:
         return f"{self.stage}{self.kind.name}{self.microbatch}"
@@ -155,7 +157,8 @@ def compile_program(table: ScheduleTable, rank: int, first_trained: int = 0) -> 
         chunk = chunk_of(table.placement, action.stage)
         if action.kind <= Kind.W:
             row += 1
-            ops.append(Op(action.kind, action.stage, chunk, action.microbatch, row))
+            polls = bool(ops) and ops[-1].kind <= Kind.W
+            ops.append(Op(action.kind, action.stage, chunk, action.microbatch, row, polls=polls))
         else:
             sending = action.kind in _SENDS
             peer = _peer_of(action, table.placement)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.autograd import graph
+from torch.autograd import Variable
 
-_run_backward: Callable[..., Any] | None = getattr(graph, "_engine_run_backward", None)
+_run_backward: Callable[..., Any] | None = getattr(getattr(Variable, "_execution_engine", None), "run_backward", None)
 """What ``torch.autograd.grad`` ends in, after checks of its arguments in Python: a quarter of its time for a small
 layer. Private to torch, so it may be gone in another version.
 """

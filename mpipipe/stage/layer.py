@@ -124,12 +124,13 @@ class Halves:
         if self._roots:
             layer.backward([], self._roots, self._gradients)
             return
-        late = weight_gradients(self._uses)
-        for total, parameter, early in zip(layer.gradients, layer.parameters, self._found, strict=False):
-            value = late.get(id(parameter))
-            if value is None:
-                value = early
-            elif early is not None:
-                value = early + value
-            if value is not None:
-                total.add(value)
+        with torch.no_grad():  # the inputs kept for it are leaves: a sum with a graph would keep them all
+            late = weight_gradients(self._uses)
+            for total, parameter, early in zip(layer.gradients, layer.parameters, self._found, strict=False):
+                value = late.get(id(parameter))
+                if value is None:
+                    value = early
+                elif early is not None:
+                    value = early + value
+                if value is not None:
+                    total.add(value)

@@ -317,7 +317,8 @@ _ONE, _NONE = (True,), (False,)
 
 def _own(found: list[torch.Tensor], others: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Copies of those that lie in memory of ``others``."""
-    return [one.clone() if any(_share(one, other) for other in others) else one for one in found]
+    taken = [other.untyped_storage().data_ptr() for other in others]
+    return [one.clone() if one.untyped_storage().data_ptr() in taken and one.numel() else one for one in found]
 
 
 def _placed(found: list[torch.Tensor], taken: tuple[bool, ...]) -> Gradients:
@@ -342,11 +343,6 @@ class _naming:  # used as a function
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, Exception):
             error.add_note(f"mpipipe: in {self._what} of {_label(self._layer)}, microbatch {self._microbatch}")
-
-
-def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors lie in the same memory."""
-    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() != 0
 
 
 def _label(layer: StageLayer) -> str:

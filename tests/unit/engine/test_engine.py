@@ -11,7 +11,7 @@ from torch import nn
 
 from mpipipe.device import HostDevice
 from mpipipe.engine import Engine, RunResult, compile_program
-from mpipipe.errors import EngineError, ScheduleError
+from mpipipe.errors import EngineError, ScheduleError, TransportError
 from mpipipe.schedule import ScheduleTable, build, forward_only, names, simulate
 from mpipipe.stage import Stage, StageLayer
 from mpipipe.topology import stages_on
@@ -333,3 +333,19 @@ def test_a_buffer_stays_as_long_as_anything_looks_into_it(table: ScheduleTable) 
         row.backward(retain_graph=True)
     found = ranks[table.placement[0]][1]
     assert found == pytest.approx([parameter.grad.sum().item() for parameter in first.parameters()], rel=1e-5)
+
+
+def test_no_run_begins_between_ranks_after_one_that_failed() -> None:
+    """Its messages may still be on their way: taken for those of the next step, they would train on wrong values."""
+
+    def work(transport: Transport) -> str:
+        layers = [little.linear(), lambda: Failing(1)]
+        trainer = Trainer(little.config(), layers, little.square_loss, transport=transport)
+        with pytest.raises((ArithmeticError, TransportError)):
+            trainer.step(little.batch(0))
+        with pytest.raises(EngineError) as caught:
+            trainer.step(little.batch(1))
+        return str(caught.value)
+
+    told = run_ranks(2, work)
+    assert all(text.startswith("step 1 can't begin: step 1 did not end, and messages") for text in told)

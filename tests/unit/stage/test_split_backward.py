@@ -139,6 +139,7 @@ def run(
                     assert found[k].untyped_storage().data_ptr() != kept.untyped_storage().data_ptr()
         else:
             stage.backward_weight(k)
+    assert not any(gradient.total.requires_grad for layer in stage.layers for gradient in layer.gradients)
     assert stage.live == 0
     return found, [gradient.finish().clone() for layer in stage.layers for gradient in layer.gradients]
 

@@ -14,10 +14,11 @@ import os
 import platform
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path, PurePosixPath
 
 from mpipipe.errors import LauncherMismatchError
 
@@ -124,9 +125,59 @@ def node_name(environ: Mapping[str, str] | None = None) -> str:
     return given.get("SLURMD_NODENAME") or platform.node()
 
 
+def affinity() -> set[int]:
+    """Numbers of the cores that this process is bound to; those of the node where it is not bound."""
+    return os.sched_getaffinity(0)
+
+
 def available_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0))
+    """Cores that this process may keep busy, at least 1: those it is bound to, as far as its cgroup's quota lets it."""
+    return cores_of([affinity()])
+
+
+def cores_of(bindings: Iterable[Collection[int]]) -> int:
+    """Cores that processes of one node with these bindings may keep busy together, at least 1. A container's quota
+    holds for all of its processes.
+    """
+    together = len(set().union(*bindings))
+    quota = cpu_quota()
+    return together if quota is None else max(1, min(together, int(quota)))
+
+
+def cpu_quota(root: Path = Path("/")) -> float | None:
+    """Cores' worth of time that the kernel grants this process's cgroup and those above it; None without a limit."""
+    quotas = []
+    for folder in _groups(root, "cpu"):
+        v1 = f"{_text(folder / 'cpu.cfs_quota_us')} {_text(folder / 'cpu.cfs_period_us')}"
+        for text in (_text(folder / "cpu.max"), v1):
+            match = re.fullmatch(r"([1-9][0-9]{0,12}) ([1-9][0-9]{0,12})", text, re.ASCII)
+            if match is not None:
+                quotas.append(int(match[1]) / int(match[2]))
+    return min(quotas, default=None)
+
+
+def _node_cores() -> int:
+    """Cores of the node, as far as a quota of this process's container lets it have them."""
+    return cores_of([range(os.cpu_count() or available_cores())])
+
+
+def _groups(root: Path, controller: str) -> Iterator[Path]:
+    """The folders of this process's cgroup for a controller and of those above it, of cgroup v2 and v1. In a container
+    the files of its own group often lie at the top.
+    """
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers or controller in controllers.split(","):
+            group = PurePosixPath(path.lstrip("/"))
+            for folder in (group, *group.parents):
+                yield root / "sys/fs/cgroup" / controllers / folder
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def _are_bound(ranks_on_node: int, cores: int, node_cores: int) -> bool:
@@ -139,7 +190,7 @@ def has_core_of_its_own(ranks_on_node: int, *, cores: int | None = None, node_co
     this process may use; ``node_cores``: those of the node.
     """
     mine = available_cores() if cores is None else cores
-    total = (os.cpu_count() or mine) if node_cores is None else node_cores
+    total = _node_cores() if node_cores is None else node_cores
     return ranks_on_node <= mine or _are_bound(ranks_on_node, mine, total)
 
 
@@ -161,7 +212,7 @@ def threads_per_rank(
     if asked:
         return asked
     mine = available_cores() if cores is None else cores
-    total = (os.cpu_count() or mine) if node_cores is None else node_cores
+    total = _node_cores() if node_cores is None else node_cores
     return max(1, mine if _are_bound(ranks_on_node, mine, total) else mine // max(1, ranks_on_node))
 
 

@@ -101,6 +101,44 @@ def check_that_test_never_blocks(transport: Transport) -> None:
     assert arrived[0] == 42
 
 
+def check_polls(transport: Transport) -> None:
+    """With nothing open, with open requests whose other half is missing, and with long messages: a poll never blocks
+    and takes nothing away.
+    """
+    before, after = _neighbours(transport)
+    transport.poll()
+    arrived = np.zeros(BIG, dtype=np.uint8)
+    receive = transport.irecv(arrived, before, 12)
+    transport.poll()
+    collectives.barrier(transport)
+    send = transport.isend(np.full(BIG, transport.rank + 1, dtype=np.uint8), after, 12)
+    for _ in range(100):
+        transport.poll()
+    transport.wait(receive, "the polled message")
+    transport.wait(send, "the polled send")
+    assert (arrived == before + 1).all()
+    transport.poll()
+
+
+def check_that_a_complete_request_stays_so(transport: Transport) -> None:
+    before, after = _neighbours(transport)
+    arrived = _bytes(0, 0)
+    receive, send = transport.irecv(arrived, before, 14), transport.isend(_bytes(7, transport.rank), after, 14)
+    for request in (receive, send):
+        transport.wait(request, "a small message")
+        assert [request.test() for _ in range(3)] == [True] * 3
+        transport.wait(request, "what is there already")
+    assert arrived.tolist() == [7, before]
+
+
+def check_that_there_is_no_rank_beyond_the_last(transport: Transport) -> None:
+    for peer in (transport.size, -7):
+        with pytest.raises(TransportError, match=f"rank {peer}"):
+            transport.isend(_bytes(1), peer, 15)
+        with pytest.raises(TransportError, match=f"rank {peer}"):
+            transport.irecv(_bytes(1), peer, 15)
+
+
 def check_that_a_wrong_size_is_an_error(transport: Transport) -> None:
     before, after = _neighbours(transport)
     for expected in (3, 9):

@@ -33,6 +33,11 @@ class BufferPool:
             return
         self._free.setdefault(buffer.nbytes, []).append(buffer)
 
+    @property
+    def num_sizes(self) -> int:
+        """Sizes of which a buffer was ever handed back since the last ``drop_all``."""
+        return len(self._free)
+
     def drop_all(self) -> None:
         """Forget every free buffer, for instance when message sizes change for good."""
         for free in self._free.values():

@@ -74,7 +74,6 @@ class Mail:
         self._receives: tuple[Op, ...] = ()
         self._next = 0
         self._signatures: Sequence[int] = ()
-        self._sizes: set[int] = set()
 
     def begin(self, receives: tuple[Op, ...], signatures: Sequence[int]) -> None:
         """Start a run: ``signatures`` has one entry a microbatch, the same number for microbatches of one form."""
@@ -82,9 +81,8 @@ class Mail:
         self._open.clear()
         self._window.clear()
         self.forms.begin_run()
-        if len(self._sizes) > SIZES_KEPT:
+        if self.pool.num_sizes > SIZES_KEPT:
             self.pool.drop_all()
-            self._sizes.clear()
         self._post_ahead()
 
     # --- receives ---
@@ -125,7 +123,6 @@ class Mail:
 
     def _irecv(self, op: Op, parts: tuple[Part, ...]) -> tuple[list[Request], list[Buffer]]:
         buffers = [self.pool.take(part.nbytes) for part in parts]
-        self._sizes.update([buffer.nbytes for buffer in buffers])
         return [self._transport.irecv(buffer.memory, op.peer, op.tag) for buffer in buffers], buffers
 
     def receive_activation(self, op: Op) -> tuple[Activation, list[Buffer]]:

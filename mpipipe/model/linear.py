@@ -115,17 +115,18 @@ def _can_wait(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, sink: WeightSink) -> Tensor:
-        ctx.save_for_backward(x, weight, bias)
+        ctx.save_for_backward(x, weight)
+        ctx.parameters = (weight, bias)  # what was saved comes back as other objects where hooks unpack it (checkpoint)
         ctx.sink = sink
         return F.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        x, weight, bias = ctx.saved_tensors
+        x, weight = ctx.saved_tensors
         needs_x, _, needs_bias, _ = ctx.needs_input_grad
         flat = gradient.reshape(-1, gradient.shape[-1])
         of_x = flat.mm(weight).view_as(x) if needs_x else None
-        if not torch.is_grad_enabled() and ctx.sink.put((weight, bias, x, gradient)):
+        if not torch.is_grad_enabled() and ctx.sink.put((*ctx.parameters, x, gradient)):
             return of_x, None, None, None
         of_weight = flat.t().mm(x.reshape(-1, x.shape[-1]))
         return of_x, of_weight, flat.sum(0) if needs_bias else None, None

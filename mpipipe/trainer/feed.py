@@ -67,9 +67,8 @@ class TensorFeed:
         self._first_sample = first_sample
         self.num_microbatches = -(-self.rows // microbatch)
         shapes = tuple((tuple(tensor.shape[1:]), str(tensor.dtype)) for tensor in tensors_of(self._inputs))
-        self._signatures = [(microbatch, shapes)] * self.num_microbatches
-        if self.rows % microbatch:
-            self._signatures[-1] = (self.rows % microbatch, shapes)
+        self._first = (min(microbatch, self.rows), shapes)
+        self._last = (self.rows % microbatch, shapes) if self.rows % microbatch else self._first
         self._cut_inputs: list[Nested] | None = None
         self._cut_targets: list[Nested] | None = None
 
@@ -87,8 +86,9 @@ class TensorFeed:
         return [_with_tensors(value, [piece[k] for piece in pieces]) for k in range(self.num_microbatches)]
 
     def signatures(self, training: bool) -> list[Hashable]:
-        known = {signature: (training, signature) for signature in set(self._signatures)}
-        return [known[signature] for signature in self._signatures]
+        whole: list[Hashable] = [(training, self._first)] * self.num_microbatches
+        whole[-1] = (training, self._last)
+        return whole
 
     def inputs(self, microbatch: int) -> object:
         if self._cut_inputs is None:

@@ -22,7 +22,7 @@ from mpipipe.errors import (
 )
 from mpipipe.transport.protocol import REPORT_TAG, Request
 from mpipipe.transport.standing import Place, PlaceOf, Standing, report_text
-from mpipipe.transport.waiting import Waiter
+from mpipipe.transport.waiting import Pace, Waiter
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -41,55 +41,77 @@ MAX_PIECE_BYTES = 1 << 30
 
 DEFAULT_TIMEOUT_S = 600.0
 
+_POLL_EVERY_NS = 1_000_000
+_POLL_LONGEST_NS = 2_000_000
+_LEAST_PATIENCE_NS = 3_000
+_MOST_PATIENCE_NS = 40_000
+"""A poll calls MPI at most every millisecond, and goes on while that moves data and for a while after: through shared
+memory without single copy, a call moves a few 10 KB, and then the other rank must make room. The while is 40 us after a
+poll that moved data, and half as long after each one that did not, down to 3 us.
+"""
 
-class _MpiRequest:
-    """The pieces of one message; complete when all are. ``expected`` holds a receive's piece sizes, and is empty for a
-    send.
+_NO_WAIT = ("", -1)
+
+
+class _Open:
+    """One send, or one receive of exactly ``nbytes`` bytes, under way. MPI's request holds the memory till the end.
+
+    ``status``: for a receive, any one of the rank's own thread: it is read right after the test that fills it. None for
+    a send and for a receive that is complete, whose test finds MPI's null request, which is always so.
     """
 
-    __slots__ = ("_error_class", "_expected", "_keep", "_next", "_pieces", "_status", "peer")
+    __slots__ = ("_nbytes", "_request", "_status", "peer")
 
-    def __init__(
-        self,
-        pieces: list[MPI.Request],
-        expected: list[int],
-        status: MPI.Status | None,
-        keep: object,
-        error_class: type[Exception],
-        peer: int,
-    ) -> None:
+    def __init__(self, request: MPI.Request, peer: int, nbytes: int, status: MPI.Status | None) -> None:
+        self._request = request
         self.peer = peer
-        self._pieces = pieces
-        self._expected = expected
+        self._nbytes = nbytes
         self._status = status
-        self._keep = keep
-        self._next = 0
-        self._error_class = error_class
 
     def test(self) -> bool:
+        status = self._status
         try:
-            while self._next < len(self._pieces):
-                if not self._pieces[self._next].Test(self._status):
-                    return False
-                self._check_size()
-                self._next += 1
-        except self._error_class as error:
-            raise self._explain(error) from error
-        self._keep = None
+            if status is None:
+                return self._request.Test()
+            if not self._request.Test(status):
+                return False
+        except _mpi_error() as error:
+            raise _explain(error, self._nbytes) from error
+        self._status = None
+        if status.count != self._nbytes:
+            raise MessageMismatchError(
+                f"a message of {status.count} bytes arrived where {self._nbytes} bytes were expected"
+            )
         return True
 
-    def _check_size(self) -> None:
-        if self._status is None or not self._expected:
-            return
-        found, expected = self._status.count, self._expected[self._next]
-        if found != expected:
-            raise MessageMismatchError(f"a message of {found} bytes arrived where {expected} bytes were expected")
 
-    def _explain(self, error: Exception) -> TransportError:
-        if "truncat" in str(error).lower():
-            size = f"{self._expected[self._next]} bytes" if self._expected else "less"
-            return MessageMismatchError(f"a longer message arrived where {size} were expected ({error})")
-        return TransportError(f"MPI reports: {error}")
+class _OpenPieces:
+    """A long message in pieces; complete when all of them are."""
+
+    __slots__ = ("_pieces", "peer")
+
+    def __init__(self, pieces: list[Request], peer: int) -> None:
+        self._pieces = pieces
+        self.peer = peer
+
+    def test(self) -> bool:
+        while self._pieces:
+            if not self._pieces[-1].test():
+                return False
+            self._pieces.pop()
+        return True
+
+
+def _mpi_error() -> type[Exception]:
+    """The class of MPI's own errors. Looked up only when something was raised."""
+    kind: type[Exception] = sys.modules["mpi4py.MPI"].Exception
+    return kind
+
+
+def _explain(error: Exception, expected: int) -> TransportError:
+    if "truncat" in str(error).lower():
+        return MessageMismatchError(f"a longer message arrived where {expected} bytes were expected ({error})")
+    return TransportError(f"MPI reports: {error}")
 
 
 class _Reports:
@@ -133,52 +155,80 @@ class MpiTransport:
     """Every rank of the launch, on a duplicate of ``MPI.COMM_WORLD``."""
 
     def __init__(self, mpi: Any) -> None:
+        _check_tags(mpi.COMM_WORLD.Get_attr(mpi.TAG_UB))
         self._mpi = mpi
-        world = mpi.COMM_WORLD
-        self._comm: MPI.Intracomm = world.Dup()
+        self._comm: MPI.Intracomm = mpi.COMM_WORLD.Dup()
         self._comm.Set_errhandler(mpi.ERRORS_RETURN)
         self.rank: int = self._comm.Get_rank()
         self.size: int = self._comm.Get_size()
         node = self._comm.Split_type(mpi.COMM_TYPE_SHARED)
         self.local_size: int = node.Get_size()
+        cores = environment.cores_of(node.allgather(environment.affinity()))
         node.Free()
+        self._own_core = environment.has_core_of_its_own(self.local_size, cores=cores, node_cores=cores)
         self.library: str = mpi.Get_library_version().split("\n")[0].strip().rstrip("\0")
-        self._waiter = Waiter("auto", self.local_size, DEFAULT_TIMEOUT_S)
+        self._waiter = Waiter("auto", self._own_core, DEFAULT_TIMEOUT_S)
         self._closed = False
-        self._waits = ("", -1)
+        self._waits = _NO_WAIT
         self._place_of: PlaceOf = lambda look: Place()
         self._reports = _Reports(mpi, self._comm)
-        tag_limit = self._comm.Get_attr(mpi.TAG_UB)
-        if tag_limit is not None and tag_limit < REPORT_TAG:
-            raise SetupError(f"this MPI library allows tags up to {tag_limit}; {REPORT_TAG} are needed")
+        self._byte = mpi.BYTE
+        self._any_source = mpi.ANY_SOURCE
+        self._isend, self._irecv, self._iprobe = self._comm.Isend, self._comm.Irecv, self._comm.Iprobe
+        self._status = mpi.Status()
+        self._pace = Pace()
+        self._polled_ns, self._patience_ns = 0, _LEAST_PATIENCE_NS
 
     def isend(self, memory: Memory, peer: int, tag: int) -> Request:
-        comm = self._comm
+        if memory.nbytes > MAX_PIECE_BYTES:
+            return _OpenPieces([self.isend(part, peer, tag) for part in _pieces(memory)], peer)
         try:
-            pieces = [comm.Isend([part, part.nbytes, self._mpi.BYTE], peer, tag) for part in _pieces(memory)]
-        except self._mpi.Exception as error:
+            return _Open(self._isend((memory, self._byte), peer, tag), peer, 0, None)
+        except _mpi_error() as error:
             raise TransportError(f"MPI refuses to send to rank {peer}: {error}", rank=self.rank, peer=peer) from error
-        return _MpiRequest(pieces, [], None, memory, self._mpi.Exception, peer)
 
     def irecv(self, memory: Memory, peer: int, tag: int) -> Request:
-        comm, parts = self._comm, _pieces(memory)
+        nbytes = memory.nbytes
+        if nbytes > MAX_PIECE_BYTES:
+            return _OpenPieces([self.irecv(part, peer, tag) for part in _pieces(memory)], peer)
         try:
-            pieces = [comm.Irecv([part, part.nbytes, self._mpi.BYTE], peer, tag) for part in parts]
-        except self._mpi.Exception as error:
+            return _Open(self._irecv((memory, self._byte), peer, tag), peer, nbytes, self._status)
+        except _mpi_error() as error:
             raise TransportError(
                 f"MPI refuses to receive from rank {peer}: {error}", rank=self.rank, peer=peer
             ) from error
-        sizes = [part.nbytes for part in parts]
-        return _MpiRequest(pieces, sizes, self._mpi.Status(), memory, self._mpi.Exception, peer)
+
+    def poll(self) -> None:
+        start = time.perf_counter_ns()
+        if start - self._polled_ns >= _POLL_EVERY_NS:
+            try:
+                self._move_data(start)
+            except _mpi_error() as error:
+                raise TransportError(f"MPI reports: {error}", rank=self.rank) from error
+
+    def _move_data(self, start: int) -> None:
+        clock, probe, source = time.perf_counter_ns, self._iprobe, self._any_source
+        probe(source, REPORT_TAG)
+        first = moved = now = clock()
+        while now - moved < self._patience_ns and now - start < _POLL_LONGEST_NS:
+            before = now
+            probe(source, REPORT_TAG)
+            now = clock()
+            if self._pace.moved_data(now - before):
+                moved = now
+        self._patience_ns = _MOST_PATIENCE_NS if moved > first else max(self._patience_ns // 2, _LEAST_PATIENCE_NS)
+        self._polled_ns = now
 
     def wait(self, request: Request, what: str) -> None:
-        assert isinstance(request, _MpiRequest)
+        if request.test():
+            return
+        assert isinstance(request, _Open | _OpenPieces)
         self._waits = (what, request.peer)
         try:
             if not self._waiter.wait(request.test, self._reports.arrived):
                 raise self._late(what, request.peer)
         finally:
-            self._waits = ("", -1)
+            self._waits = _NO_WAIT
 
     def _late(self, what: str, peer: int) -> TransportTimeoutError:
         """The error of a wait that this rank gives up, with what all ranks told that wait too."""
@@ -203,7 +253,7 @@ class MpiTransport:
         return Standing(self.rank, self._place_of(look), *self._waits)
 
     def configure(self, *, timeout_s: float, wait: str) -> None:
-        self._waiter = Waiter(wait, self.local_size, timeout_s)
+        self._waiter = Waiter(wait, self._own_core, timeout_s)
 
     def abort(self, code: int) -> NoReturn:
         try:  # whatever comes up, a closed pipe or another signal, the job ends
@@ -227,9 +277,16 @@ class MpiTransport:
             raise TransportError(f"MPI does not end: {error}", rank=self.rank) from error
 
 
+def _check_tags(granted: int | None) -> None:
+    """``granted``: the largest tag that the library takes; None where it does not say."""
+    if granted is not None and granted < REPORT_TAG:
+        raise SetupError(
+            f"this MPI library allows tags up to {granted}, and mpipipe needs {REPORT_TAG}; the MPI standard grants "
+            "32767. Use another MPI library, or another network transport of this one"
+        )
+
+
 def _pieces(memory: Memory) -> list[Memory]:
-    if memory.nbytes <= MAX_PIECE_BYTES:
-        return [memory]
     return [memory[start : start + MAX_PIECE_BYTES] for start in range(0, memory.nbytes, MAX_PIECE_BYTES)]
 
 

@@ -1,0 +1,48 @@
+"""Layers whose saved tensors come back as other objects in the backward: by a checkpoint, by hooks of the user's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import little
+import pytest
+import torch
+from nested import W, apply, everywhere
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+
+class Recomputed(nn.Module):
+    """Keeps its input alone and is computed again in its backward."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(W, W), nn.Dropout(dropout), nn.Linear(W, W))
+
+    def forward(self, v: Any) -> Any:
+        x, side = v
+        return checkpoint(self.inner, x, use_reentrant=False), side + 1
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_a_layer_that_checkpoints_by_itself_gets_all_its_gradients(dropout: float) -> None:
+    """With a split backward too, where the linear maps' weight gradients wait."""
+    layers = [
+        apply(lambda f, x: (f(x), torch.zeros((), dtype=torch.int64))),
+        *[lambda: Recomputed(dropout)] * 3,
+        apply(lambda f, v: f(v[0]) * v[1]),
+    ]
+    everywhere(layers)
+
+
+def test_a_split_backward_under_hooks_on_saved_tensors_has_the_gradients_of_a_whole_one() -> None:
+    class Saved(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(W, W)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):
+                return self.linear(x).tanh()
+
+    everywhere([little.linear(), Saved, Saved, little.linear()])

@@ -1,4 +1,4 @@
-"""The scripts of docs/own_models.md, as they stand: on one rank, on ranks of this process, and over MPI."""
+"""The scripts of docs/own_models.md, as they stand: on one rank and on ranks of this process."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pathlib import Path
 import little
 import pytest
 import torch
-from launch import REPOSITORY, launch
 from torch import nn
 
 from mpipipe.transport import Transport, run_ranks, solo
 
+REPOSITORY = Path(__file__).resolve().parent.parent
 PAGE = (REPOSITORY / "docs" / "own_models.md").read_text(encoding="utf-8")
 FENCED = re.compile(
     r"^`(\w+\.\w+)`[^\n]*?(?:\n[^`\n][^\n]*)*\n\n```(?:python|toml)\n(.*?)^```$", re.DOTALL | re.MULTILINE
@@ -121,14 +121,6 @@ def test_a_script_gives_the_same_numbers_on_other_ranks(
     assert figures(run_here(script, tmp_path, p, monkeypatch))[:2] == (0, 30)
     folder_with(script, tmp_path)
     assert figures(run_here(script, tmp_path, 3 - min(p, 2), monkeypatch)) == (30, 60, expected[2])
-
-
-@pytest.mark.mpi
-def test_the_script_with_a_mask_over_mpi(shared: Path, tmp_path: Path) -> None:
-    expected = alone("packed.py", shared / "packed")
-    ended = launch(2, "packed.py", cwd=folder_with("packed.py", tmp_path), timeout=120)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout == expected
 
 
 def test_the_tied_weight_is_in_a_checkpoint_once(shared: Path) -> None:

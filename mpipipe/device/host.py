@@ -34,17 +34,19 @@ class HostDevice:
         return buffer.view is not None and _uses(buffer.view) > buffer.uses
 
     def outgoing(self, tensor: torch.Tensor) -> Buffer:
-        plain = tensor.is_contiguous() and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg())
-        settled = tensor if plain else self.settle(tensor)
+        if tensor.requires_grad or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+            settled = self.settle(tensor)
+            tensor = tensor if settled.data_ptr() == tensor.data_ptr() else settled  # it lives while it is being sent
+        else:
+            settled = tensor
         try:
             memory = settled.numpy().reshape(-1).view(np.uint8)
         except TypeError:  # a type that NumPy lacks, as bfloat16
             memory = settled.view(-1).view(torch.uint8).numpy()
-        owner = tensor if settled.data_ptr() == tensor.data_ptr() else settled  # a tensor lives while it is being sent
-        return Buffer(memory, memory.nbytes, owner=owner)
+        return Buffer(memory, memory.nbytes, tensor)
 
     def settle(self, tensor: torch.Tensor) -> torch.Tensor:
-        detached = tensor.detach()
+        detached = tensor.detach() if tensor.requires_grad else tensor
         if detached.is_conj() or detached.is_neg():
             detached = detached.resolve_conj().resolve_neg()
         if detached.is_contiguous() and detached.data_ptr() % ALIGNMENT == 0:

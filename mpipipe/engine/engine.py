@@ -142,7 +142,7 @@ class Engine:
         return Place(at, self.mail.describe(look))
 
     def _begin(self, program: RankProgram, feed: Feed) -> None:
-        self._feed = feed
+        self._feed, self._draw = feed, feed.draw
         self._training = not program.forward_only
         self._first_trained = program.first_trained
         self._outputs: dict[tuple[int, int], Activation] = {}
@@ -166,7 +166,7 @@ class Engine:
         stage = self._stages[index]
         value: Activation | Nested = self._outputs.pop((index, k)) if index else self._feed.inputs(k)
         target = self._feed.targets(k) if index == self._last else None
-        key = MicrobatchKey(k, self._feed.draw(k))
+        key = MicrobatchKey(k, self._draw)
         t0 = time.perf_counter_ns()
         if self._training:
             output = stage.forward(value, key)
@@ -251,14 +251,13 @@ class Engine:
         self._agreement.check()
         key = (op.stage, op.microbatch)
         if op.kind == Kind.RECV_F:
-            self._outputs[key], buffers = self.mail.receive_activation(op)
+            self._outputs[key], buffers, nbytes = self.mail.receive_activation(op)
             self._held[key], flags = buffers, 0
         else:
-            self._gradients[key], buffers = self.mail.receive_gradient(op)
+            self._gradients[key], buffers, nbytes = self.mail.receive_gradient(op)
             self._held.setdefault(key, []).extend(buffers)
             flags = FLAG_GRADIENT
         t1 = time.perf_counter_ns()
-        nbytes = sum([buffer.nbytes for buffer in buffers])
         self.recorder.record(
             _RECV_WAIT, t0, t1, op.row, op.stage, op.chunk, op.microbatch, op.peer, nbytes, op.ordinal, flags
         )

@@ -37,12 +37,14 @@ class Part:
 @dataclass(frozen=True, slots=True)
 class Form:
     """The form of an activation. ``needs``: which parts take a gradient; ``gradient``: those parts, what the message of
-    its gradient holds."""
+    its gradient holds; ``nbytes``, ``gradient_nbytes``: of the two messages."""
 
     spec: Spec
     parts: tuple[Part, ...]
     needs: tuple[bool, ...]
     gradient: tuple[Part, ...]
+    nbytes: int
+    gradient_nbytes: int
 
     @classmethod
     def of(cls, activation: Activation) -> Form:
@@ -51,7 +53,9 @@ class Form:
 
     @classmethod
     def made(cls, spec: Spec, parts: tuple[Part, ...], needs: tuple[bool, ...]) -> Form:
-        return cls(spec, parts, needs, tuple(part for part, needed in zip(parts, needs, strict=True) if needed))
+        gradient = tuple(part for part, needed in zip(parts, needs, strict=True) if needed)
+        sizes = (sum(part.nbytes for part in some) for some in (parts, gradient))
+        return cls(spec, parts, needs, gradient, *sizes)
 
     def fits(self, activation: Activation) -> bool:
         """Whether an activation has this form, but that it may take fewer gradients."""

@@ -107,13 +107,12 @@ class Mail:
                 self._open.append(_Receive(op, [request], [Buffer(memory, HEADER_BYTES)], None, 0))
                 self._next += 1
                 return True
-            parts = form.parts
+            parts, nbytes = form.parts, form.nbytes
         else:
             form = self.forms.find(op.stage, signature)
             if form is None:
                 return False
-            parts = form.gradient
-        nbytes = sum([part.nbytes for part in parts])
+            parts, nbytes = form.gradient, form.gradient_nbytes
         if not self._window.take(nbytes, needed=needed):
             return False
         requests, buffers = self._irecv(op, parts)
@@ -125,26 +124,27 @@ class Mail:
         buffers = [self.pool.take(part.nbytes) for part in parts]
         return [self._transport.irecv(buffer.memory, op.peer, op.tag) for buffer in buffers], buffers
 
-    def receive_activation(self, op: Op) -> tuple[Activation, list[Buffer]]:
-        """Wait for an activation: it, and the buffers that hold it, which the caller gives back to ``pool``."""
+    def receive_activation(self, op: Op) -> tuple[Activation, list[Buffer], int]:
+        """Wait for an activation: it, the buffers that hold it, which the caller gives back to ``pool``, and its bytes.
+        """
         signature = self._signatures[op.microbatch]
         entry = self._take(op)
         if entry.parts is None:
             entry = self._after_header(entry, signature)
         form = self.forms.find(op.stage - 1, signature)
         assert form is not None
-        return Activation(self._tensors(entry), form.needs, form.spec), entry.buffers
+        return Activation(self._tensors(entry), form.needs, form.spec), entry.buffers, form.nbytes
 
-    def receive_gradient(self, op: Op) -> tuple[Gradients, list[Buffer]]:
-        """Wait for a gradient: one entry for each tensor of the activation; and the buffers, as for an activation."""
+    def receive_gradient(self, op: Op) -> tuple[Gradients, list[Buffer], int]:
+        """Wait for a gradient: one entry for each tensor of the activation; buffers and bytes, as for an activation."""
         entry = self._take(op)
         form = self.forms.find(op.stage, self._signatures[op.microbatch])
         assert form is not None
         tensors = self._tensors(entry)
         if len(tensors) == len(form.needs):
-            return tensors, entry.buffers
+            return tensors, entry.buffers, entry.nbytes
         rest = iter(tensors)
-        return [next(rest) if needed else None for needed in form.needs], entry.buffers
+        return [next(rest) if needed else None for needed in form.needs], entry.buffers, entry.nbytes
 
     def _take(self, op: Op) -> _Receive:
         """The receive of ``op``, complete."""
@@ -156,7 +156,8 @@ class Mail:
             if not request.test():
                 self._transport.wait(request, f"{op.name} of rank {op.peer}")
         self._window.give(entry.nbytes)
-        self._post_ahead()
+        if self._next < len(self._receives):
+            self._post_ahead()
         return entry
 
     def _tensors(self, entry: _Receive) -> list[torch.Tensor]:

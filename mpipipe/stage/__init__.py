@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from mpipipe.stage.activation import Activation
 from mpipipe.stage.gradients import Gradient
+from mpipipe.stage.key import MicrobatchKey
 from mpipipe.stage.layer import StageLayer
 from mpipipe.stage.nested import Nested, Spec, map_tensors, tensors_of
-from mpipipe.stage.stage import Gradients, LossFunction, MicrobatchKey, Stage
+from mpipipe.stage.stage import Gradients, LossFunction, Stage
 
 __all__ = [
     "Activation",

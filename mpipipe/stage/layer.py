@@ -8,9 +8,18 @@ import torch
 from torch import nn
 
 from mpipipe.device import Device
-from mpipipe.model import Draw, KeyedLayer, Use, WeightSink, defer_linear, stable_key, weight_gradients
+from mpipipe.model import KeyedLayer, Use, WeightSink, defer_linear, stable_key, weight_gradients
 from mpipipe.stage.autograd import gradients_of
 from mpipipe.stage.gradients import Gradient
+from mpipipe.stage.key import MicrobatchKey
+
+_DRAWS_NOTHING = frozenset(
+    {
+        nn.Identity, nn.Linear, nn.Embedding, nn.LayerNorm, nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softmax,
+        nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm1d, nn.BatchNorm2d, nn.Flatten, nn.Unflatten,
+    }
+)  # fmt: skip
+"""Torch's own modules that take no random numbers in their forward. Exact classes: a subclass may."""
 
 
 class StageLayer:
@@ -25,28 +34,38 @@ class StageLayer:
         self.index = index
         self.name = name
         self.keyed = isinstance(module, KeyedLayer)
+        self._plain = type(module) in _DRAWS_NOTHING
         trainable = [(key, p) for key, p in module.named_parameters() if p.requires_grad]
         self.names = [f"{name}.{key}" for key, _ in trainable]
         self.parameters: list[torch.Tensor] = [parameter for _, parameter in trainable]
         self.gradients = [Gradient(parameter) for parameter in self.parameters]
         self.sink = WeightSink()
         self._deferred = False
+        self._forward: object = None  # what ``split`` put in place of the module's own
 
-    def forward(self, inputs: object, draw: Draw | None, microbatch: int, device: Device) -> object:
+    def forward(self, inputs: object, key: MicrobatchKey, device: Device) -> object:
         """Run the module.
 
-        A user's module draws from torch's generator, seeded by (seed, step, microbatch, layer), without ``draw`` by
+        A user's module draws from torch's generator, seeded by (seed, step, microbatch, layer), without a draw by
         (microbatch, layer). The user's own draws between steps go on as if there had been none: else ranks that draw
         alike at the start would no longer do so after a step.
         """
+        module = self.module
         if self.keyed:
-            return self.module(inputs, draw)
+            return module(inputs, key.draw)
+        if self._plain and not (module._forward_hooks or module._forward_pre_hooks or self._is_patched()):
+            return module(inputs)
+        draw = key.draw
         run = "" if draw is None else f"{draw.seed}/{draw.step}/"
-        before = device.seed(stable_key(f"{run}{microbatch}/{self.index}"))
+        before = device.seed(stable_key(f"{run}{key.microbatch}/{self.index}"))
         try:
-            return self.module(inputs)
+            return module(inputs)
         finally:
             device.set_generator(before)
+
+    def _is_patched(self) -> bool:
+        """Whether someone put a forward of his own into the module."""
+        return self.module.__dict__.get("forward") is not self._forward
 
     def backward(
         self, leaves: list[torch.Tensor], roots: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]
@@ -64,7 +83,7 @@ class StageLayer:
             if value is not None:
                 total.add(value)
             place += 1
-        return [torch.zeros_like(leaf) if value is None else value for leaf, value in zip(leaves, found, strict=False)]
+        return _of_leaves(leaves, found)
 
     def backward_input(
         self, leaves: list[torch.Tensor], roots: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]
@@ -83,15 +102,22 @@ class StageLayer:
             found = gradients_of(roots, gradients, (*leaves, *self.parameters))
         finally:
             uses = self.sink.take()
-        of_input = [torch.zeros_like(a) if b is None else b for a, b in zip(leaves, found, strict=False)]
-        return Halves(of_input, self, found=found[len(leaves) :], uses=uses)
+        return Halves(_of_leaves(leaves, found), self, found=found[len(leaves) :], uses=uses)
 
     def split(self, wanted: bool) -> None:
         """Whether the next forwards are followed by split backwards; either way, either backward is right."""
         if wanted and not self._deferred:
+            before = self.module.__dict__.get("forward")
             defer_linear(self.module, self.sink)
+            after = self.module.__dict__.get("forward")
+            self._forward = None if after is before else after
             self._deferred = True
         self.sink.active = wanted
+
+
+def _of_leaves(leaves: list[torch.Tensor], found: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+    """The first of what was found; zeros where there is none."""
+    return [torch.zeros_like(a) if b is None else b for a, b in zip(leaves, found, strict=False)]
 
 
 class Halves:

@@ -11,14 +11,14 @@ import math
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
 from mpipipe.device import Device
 from mpipipe.errors import EngineError
-from mpipipe.model import Draw
 from mpipipe.stage.activation import Activation
+from mpipipe.stage.key import MicrobatchKey
 from mpipipe.stage.layer import Halves, StageLayer
 from mpipipe.stage.lent import Lent
 from mpipipe.stage.nested import Nested, Spec, flatten, rebuild, versions
@@ -33,16 +33,6 @@ _IN_PLACE = (
     "a layer must not change its input: take inplace=False or x = x + 1, or put it and the layer before it into one "
     "nn.Sequential"
 )
-
-
-@dataclass(slots=True)
-class MicrobatchKey:
-    """What keys the random numbers of one microbatch: its number in the step and the draw of its samples (None: no
-    drawing).
-    """
-
-    microbatch: int
-    draw: Draw | None
 
 
 @dataclass(slots=True)
@@ -107,7 +97,11 @@ class Stage:
             else:
                 leaf, leaves = passed.enter(layer.index > first_trained)
                 output = self._run_on(layer, passed.tensors, leaf, key)
-            passed, tensors = self._leave(layer, output)
+            if self.loss_fn is not None and layer is self.layers[-1] and _is_plain(output):
+                tensors = (output,)  # the loss is made of it, and no one else sees it
+                passed = Activation(tensors, _ONE if output.requires_grad else _NONE)
+            else:
+                passed, tensors = self._leave(layer, output)
             if layer.index >= first_trained:
                 roots = tensors if passed.needs == _ONE else [one for one in tensors if one.requires_grad]
                 kept.layers.append((layer, leaves, roots))
@@ -138,9 +132,10 @@ class Stage:
         """Run a layer on ``value``, made of ``tensors``. What it changed could be a parameter, a mask in the batch, or
         what another layer's backward needs, by how the model is cut.
         """
-        before = versions(tensors)
+        one = tensors[0] if len(tensors) == 1 else None
+        before = versions(tensors) if one is None else one._version
         output = self._run(layer, value, key)
-        if before != versions(tensors):
+        if before != (versions(tensors) if one is None else one._version):
             raise EngineError(f"{_label(layer)} changed its input in place. {_IN_PLACE}")
         return output
 
@@ -152,7 +147,7 @@ class Stage:
 
     def _run(self, layer: StageLayer, leaf: object, key: MicrobatchKey) -> object:
         try:
-            return layer.forward(leaf, key.draw, key.microbatch, self._device)
+            return layer.forward(leaf, key, self._device)
         except Exception as error:
             error.add_note(f"mpipipe: in {_label(layer)}, stage {self.index}, microbatch {key.microbatch}")
             if "in-place" in str(error) and "leaf" in str(error):
@@ -172,7 +167,7 @@ class Stage:
         return Activation(settled, tuple(tensor.requires_grad for tensor in tensors), spec), tensors
 
     def _settle(self, layer: StageLayer, tensor: torch.Tensor) -> torch.Tensor:
-        settled = self._device.settle(tensor.clone() if tensor.is_inference() else tensor)
+        settled = self._device.settle(tensor.clone() if tensor.is_inference() else tensor.detach())
         if type(settled) is not torch.Tensor:
             raise EngineError(
                 f"{_label(layer)} returned a tensor of class {type(settled).__name__}; only plain ones go from layer "
@@ -184,6 +179,8 @@ class Stage:
         """What the stage returns, in memory that stays as it is. A layer that fills a tensor of its own anew for each
         microbatch, and returns it, is told: the earlier contents may still be waiting to be sent.
         """
+        if self.loss_fn is not None:
+            return passed
         for place, before in self._handed_on:
             earlier = place()
             if earlier is not None and earlier._version != before:
@@ -193,8 +190,7 @@ class Stage:
                 )
         if given is not None:
             passed.tensors = _own(list(passed.tensors), given.tensors)
-        if self.loss_fn is None:
-            self._handed_on = [(weakref.ref(one), one._version) for one in passed.tensors]
+        self._handed_on = [(weakref.ref(one), one._version) for one in passed.tensors]
         return passed
 
     def loss(self, microbatch: int, output: Activation, target: object, *, keep: bool) -> tuple[torch.Tensor, int]:
@@ -216,15 +212,11 @@ class Stage:
             if not any(kept.made):  # the layer gives nothing to train by; whether the loss would, is looked at
                 tensors = [one.detach().requires_grad_(one.is_floating_point()) for one in tensors]
             given = rebuild(spec, tensors)
-            fixed = [one for one in tensors if not one.requires_grad]
-        before = versions(fixed)
-        with torch.set_grad_enabled(keep):
-            try:
-                found = self.loss_fn(given, self._targets.out(target))
-            except Exception as error:
-                error.add_note(f"mpipipe: in the loss function, microbatch {microbatch}")
-                raise
-        if before != versions(fixed) or (kept is None and not self._outputs.back()):
+            if not all(kept.made):
+                fixed = [one for one in tensors if not one.requires_grad]
+        before = versions(fixed) if fixed else None
+        found = self._call_loss(given, self._targets.out(target), microbatch, keep)
+        if (fixed and before != versions(fixed)) or (kept is None and not self._outputs.back()):
             raise EngineError("the loss function changed the output in place: take output = output.clone() first")
         if not self._targets.back():
             raise EngineError("the loss function changed the targets in place, and did not the first time")
@@ -239,6 +231,17 @@ class Stage:
             kept.layers[-1] = (layer, leaves, [total] if total.requires_grad and any(kept.made) else [])
         return total.detach(), count
 
+    def _call_loss(self, output: Nested, target: Nested, microbatch: int, keep: bool) -> object:
+        assert self.loss_fn is not None
+        try:
+            if keep is torch.is_grad_enabled():
+                return self.loss_fn(output, target)
+            with torch.set_grad_enabled(keep):
+                return self.loss_fn(output, target)
+        except Exception as error:
+            error.add_note(f"mpipipe: in the loss function, microbatch {microbatch}")
+            raise
+
     def backward(self, microbatch: int, gradients: Gradients | None) -> Gradients:
         """Backward of all layers; adds to the totals and lets go of what was kept.
 
@@ -248,11 +251,14 @@ class Stage:
         """
         kept = self._kept.pop(microbatch)
         given = found = self._begin(kept, gradients)
+        settle = self._device.settle
         while kept.layers:
             layer, leaves, roots = kept.layers.pop()
-            with _naming(layer, "the backward", microbatch):
-                found = layer.backward(leaves, roots, found)
-            found = [self._device.settle(gradient) for gradient in found]
+            try:
+                found = [settle(gradient) for gradient in layer.backward(leaves, roots, found)]
+            except Exception as error:
+                _note(error, layer, "the backward", microbatch)
+                raise
             if kept.layers and self.between is not None:
                 self.between()
         return _placed(_own(found, (*given, *kept.inputs)), kept.taken)
@@ -273,8 +279,11 @@ class Stage:
         kept.halves = left = []
         while kept.layers:
             layer, leaves, roots = kept.layers.pop()
-            with _naming(layer, "the input backward", microbatch):
+            try:
                 halves = layer.backward_input(leaves, roots, found)
+            except Exception as error:
+                _note(error, layer, "the input backward", microbatch)
+                raise
             left.append(halves)
             found, halves.of_input = [self._device.settle(gradient) for gradient in halves.of_input], []
             if kept.layers and self.between is not None:
@@ -288,8 +297,11 @@ class Stage:
         for place, halves in enumerate(kept.halves):
             if place and self.between is not None:
                 self.between()
-            with _naming(self.layers[-1 - place], "the weight backward", microbatch):
+            try:
                 halves.backward_weight()
+            except Exception as error:
+                _note(error, self.layers[-1 - place], "the weight backward", microbatch)
+                raise
 
     def _begin(self, kept: _Kept, gradients: Gradients | None) -> list[torch.Tensor]:
         """What the last layer's backward begins from: the gradients of its roots; 1 where the loss is its root."""
@@ -315,10 +327,20 @@ Gradients = Sequence["torch.Tensor | None"]
 _ONE, _NONE = (True,), (False,)
 
 
+def _is_plain(output: object) -> TypeGuard[torch.Tensor]:
+    return type(output) is torch.Tensor and output.layout is torch.strided
+
+
 def _own(found: list[torch.Tensor], others: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Copies of those that lie in memory of ``others``."""
-    taken = [other.untyped_storage().data_ptr() for other in others]
-    return [one.clone() if one.untyped_storage().data_ptr() in taken and one.numel() else one for one in found]
+    """Copies of those that lie in memory of ``others``; all of them are contiguous."""
+    taken = [(start := other.data_ptr(), start + other.nbytes) for other in others]
+    return [one.clone() if _overlaps(one, taken) else one for one in found]
+
+
+def _overlaps(one: torch.Tensor, taken: list[tuple[int, int]]) -> bool:
+    first = one.data_ptr()
+    last = first + one.nbytes
+    return bool([start for start, stop in taken if start < last and first < stop])
 
 
 def _placed(found: list[torch.Tensor], taken: tuple[bool, ...]) -> Gradients:
@@ -329,20 +351,9 @@ def _placed(found: list[torch.Tensor], taken: tuple[bool, ...]) -> Gradients:
     return [next(rest) if wanted else None for wanted in taken] if found else [None] * len(taken)
 
 
-class _naming:  # used as a function
-    """Within it, an error gains the layer and the microbatch."""
-
-    __slots__ = ("_layer", "_microbatch", "_what")
-
-    def __init__(self, layer: StageLayer, what: str, microbatch: int) -> None:
-        self._layer, self._what, self._microbatch = layer, what, microbatch
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, Exception):
-            error.add_note(f"mpipipe: in {self._what} of {_label(self._layer)}, microbatch {self._microbatch}")
+def _note(error: Exception, layer: StageLayer, what: str, microbatch: int) -> None:
+    """Tell in an error the layer and the microbatch."""
+    error.add_note(f"mpipipe: in {what} of {_label(layer)}, microbatch {microbatch}")
 
 
 def _label(layer: StageLayer) -> str:

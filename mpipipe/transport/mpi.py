@@ -42,12 +42,12 @@ MAX_PIECE_BYTES = 1 << 30
 DEFAULT_TIMEOUT_S = 600.0
 
 _POLL_EVERY_NS = 1_000_000
-_POLL_LONGEST_NS = 2_000_000
+_POLL_LONGEST_NS = 5_000_000
 _LEAST_PATIENCE_NS = 3_000
-_MOST_PATIENCE_NS = 40_000
+_MOST_PATIENCE_NS = 200_000
 """A poll calls MPI at most every millisecond, and goes on while that moves data and for a while after: through shared
-memory without single copy, a call moves a few 10 KB, and then the other rank must make room. The while is 40 us after a
-poll that moved data, and half as long after each one that did not, down to 3 us.
+memory without single copy, a call moves a few 10 KB, and then the other rank must make room. The while is 200 us after
+a poll that moved data, and half as long after each one that did not, down to 3 us.
 """
 
 _NO_WAIT = ("", -1)

@@ -46,3 +46,15 @@ def test_a_split_backward_under_hooks_on_saved_tensors_has_the_gradients_of_a_wh
                 return self.linear(x).tanh()
 
     everywhere([little.linear(), Saved, Saved, little.linear()])
+
+
+def test_a_linear_map_with_a_forward_of_the_user_s_own_draws_alike_everywhere() -> None:
+    """Put into the module before the trainer sees it; a split backward puts one there too."""
+
+    def noisy() -> nn.Module:
+        module = nn.Linear(W, W)
+        plain = module.forward
+        module.forward = lambda x: plain(nn.functional.dropout(x, 0.5, module.training))  # type: ignore[method-assign]
+        return module
+
+    everywhere([noisy for _ in range(4)])

@@ -93,18 +93,18 @@ def test_a_poll_goes_on_while_it_moves_data_and_a_while_longer(monkeypatch: pyte
     transport, library = opened(monkeypatch)
     library.moves = [10_000] * 50
     assert 50 + 9 <= library.probes_of(transport, 5_000_000) <= 50 + 11
-    found = [library.probes_of(transport, 5_000_000) for _ in range(6)]
-    assert 130 < found[0] < 140  # 40 us of patience, then ever less
+    found = [library.probes_of(transport, 5_000_000) for _ in range(8)]
+    assert 660 < found[0] < 675  # 200 us of patience, then ever less
     assert found == sorted(found, reverse=True)
     assert found[-1] <= 11
 
 
-def test_a_poll_ends_within_two_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_poll_ends_within_five_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
     transport, library = opened(monkeypatch)
-    library.moves = [300, 10_000] * 10_000
+    library.moves = [300, 10_000] * 20_000
     start = library.now
     library.probes_of(transport, 0)
-    assert 1_900_000 < library.now - start < 2_100_000
+    assert 4_900_000 < library.now - start < 5_100_000
 
 
 def test_calls_that_are_always_slow_move_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,14 @@ BLOCK_ELEMENTS = 65_536
 _CLIP_EPSILON = 1e-6
 
 
-def square_sum(gradient: torch.Tensor) -> float:
+def square_sum(gradient: torch.Tensor, factor: float | None = None) -> float:
     """Sum of squares of one parameter's gradient (contiguous, any shape): float64 sums over blocks of 65,536 elements,
-    added in order.
+    added in order. With ``factor`` the gradient is first multiplied by it, in place: both in one pass over memory.
     """
     total = 0.0
-    for block in gradient.reshape(-1).split(BLOCK_ELEMENTS):
+    for block in gradient.view(-1).split(BLOCK_ELEMENTS):
+        if factor is not None:
+            block.mul_(factor)
         total += float(torch.linalg.vector_norm(block, dtype=torch.float64).square().item())
     return total
 

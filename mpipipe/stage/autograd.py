@@ -27,3 +27,15 @@ def gradients_of(
         tuple(outputs), tuple(gradients), False, False, tuple(inputs), allow_unreachable=True, accumulate_grad=False
     )
     return found
+
+
+def add_gradients(
+    outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
+) -> None:
+    """As ``gradients_of``, and add the gradient of each input, a leaf, to its ``grad`` as soon as it is made."""
+    if _run_backward is None:
+        torch.autograd.backward(list(outputs), list(gradients), inputs=list(inputs))
+    else:
+        _run_backward(
+            tuple(outputs), tuple(gradients), False, False, tuple(inputs), allow_unreachable=True, accumulate_grad=True
+        )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from mpipipe.errors import EngineError
+
 
 class Gradient:
     """The running total of one parameter's gradient.
@@ -11,29 +13,39 @@ class Gradient:
     A microbatch's gradient arrives whole: autograd has already added up the parameter's uses within that microbatch.
     Totals are float32 whatever the parameter's type, so that their error does not grow with the number of microbatches.
     The memory is allocated once and stays this object's; a parameter that no microbatch used has gradient zero.
+
+    ``direct``: autograd can add to the total by itself, which is the parameter's ``grad`` then, while the gradient is
+    still in the cache.
     """
 
-    __slots__ = ("_empty", "total")
+    __slots__ = ("_parameter", "direct", "total")
 
     def __init__(self, parameter: torch.Tensor) -> None:
         self.total = torch.zeros(parameter.shape, dtype=torch.float32, device=parameter.device)
-        self._empty = True
+        self.direct = parameter.dtype == torch.float32 and parameter.is_leaf and parameter.requires_grad
+        self._parameter = parameter
 
     def add(self, gradient: torch.Tensor) -> None:
         """Add one microbatch's gradient, of the parameter's shape."""
-        if self._empty:
-            self.total.copy_(gradient)
-            self._empty = False
-        else:
-            self.total.add_(gradient)
+        self.total.add_(gradient)
+
+    def expect(self) -> None:
+        """Before a backward that adds by itself."""
+        if self._parameter.grad is not self.total:
+            self._parameter.grad = self.total
+
+    def check(self, name: str) -> None:
+        """After such a backward. Raises ``EngineError`` when someone took the total away from it."""
+        if self._parameter.grad is not self.total:
+            raise EngineError(
+                f"during the backward someone set the grad of parameter {name}, as a hook that updates it or a call of "
+                "zero_grad in a forward do: gradients add up over the microbatches, and the trainer updates once a step"
+            )
 
     def clear(self) -> None:
         """Begin a new step."""
-        self._empty = True
+        self.total.zero_()
 
     def finish(self) -> torch.Tensor:
         """The total, shape of the parameter, float32. It stays valid until ``clear``."""
-        if self._empty:
-            self.total.zero_()
-            self._empty = False
         return self.total

@@ -9,7 +9,7 @@ from torch import nn
 
 from mpipipe.device import Device
 from mpipipe.model import KeyedLayer, Use, WeightSink, defer_linear, stable_key, weight_gradients
-from mpipipe.stage.autograd import gradients_of
+from mpipipe.stage.autograd import add_gradients, gradients_of
 from mpipipe.stage.gradients import Gradient
 from mpipipe.stage.key import MicrobatchKey
 
@@ -39,6 +39,7 @@ class StageLayer:
         self.names = [f"{name}.{key}" for key, _ in trainable]
         self.parameters: list[torch.Tensor] = [parameter for _, parameter in trainable]
         self.gradients = [Gradient(parameter) for parameter in self.parameters]
+        self._adds_by_itself = all(gradient.direct for gradient in self.gradients)
         self.sink = WeightSink()
         self._deferred = False
         self._forward: object = None  # what ``split`` put in place of the module's own
@@ -76,13 +77,17 @@ class StageLayer:
         """
         if not roots or not (leaves or self.parameters):
             return [torch.zeros_like(leaf) for leaf in leaves]
+        if self._adds_by_itself:
+            for total in self.gradients:
+                total.expect()
+            add_gradients(roots, gradients, (*leaves, *self.parameters))
+            for total, name in zip(self.gradients, self.names, strict=True):
+                total.check(name)
+            return _of_leaves(leaves, [leaf.grad for leaf in leaves])
         found = gradients_of(roots, gradients, (*leaves, *self.parameters))
-        place = len(leaves)
-        for total in self.gradients:
-            value = found[place]
+        for total, value in zip(self.gradients, found[len(leaves) :], strict=True):
             if value is not None:
                 total.add(value)
-            place += 1
         return _of_leaves(leaves, found)
 
     def backward_input(

@@ -225,10 +225,8 @@ class Trainer:
         if self.model.tied:
             recorder.record(int(EventKind.TIED_REDUCE), t0, t1)
         gradients = {name: gradient.finish() for name, gradient in self.model.gradients.items()}
-        if count:
-            for gradient in gradients.values():
-                gradient.mul_(1.0 / count)
-        squares = {name: square_sum(gradient) for name, gradient in gradients.items()}
+        factor = 1.0 / count if count else None
+        squares = {name: square_sum(gradient, factor) for name, gradient in gradients.items()}
         norm, first_bad = gradient_norm(self.model, self.transport, squares)
         t2 = time.perf_counter_ns()
         recorder.record(int(EventKind.CLIP), t1, t2)

@@ -196,7 +196,7 @@ def test_the_output_and_what_is_kept_are_contiguous_and_aligned() -> None:
             assert x.data_ptr() % ALIGNMENT == 0
             return torch.cat([x, x], 1)[:, 1 : 1 + x.shape[1]]
 
-    (output,) = stage_of([Strided(), Strided(), Strided()]).forward(data()[0], KEY).tensors
+    (output,) = stage_of([Strided(), Strided(), Strided()], None).forward(data()[0], KEY).tensors
     assert output.is_contiguous()
     assert output.data_ptr() % ALIGNMENT == 0
     assert not output.requires_grad

@@ -10,6 +10,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -116,13 +117,14 @@ class Engine:
                 self._phase = "at the end of its row in"
                 self._finish_sends()
         except Exception as error:
-            error.add_note(
-                f"mpipipe: rank {self._rank} at {op}; before it: {' '.join(map(str, list(story)[:-1])) or 'nothing'}"
-            )
+            before = " ".join(map(str, list(story)[:-1])) or "nothing"
+            with suppress(Exception):  # an error that takes no note
+                error.add_note(f"mpipipe: rank {self._rank} at {op}; before it: {before}")
             raise
         end = time.perf_counter_ns()
         self._check_empty()
         self._phase, self._unfinished = "after", ""
+        del self._feed, self._draw  # the batch
         return RunResult(self._loss_sum(), self._count, start, end, self._peak_live)
 
     def _loss_sum(self) -> float:

@@ -141,6 +141,8 @@ class Mail:
         form = self.forms.find(op.stage, self._signatures[op.microbatch])
         assert form is not None
         tensors = self._tensors(entry)
+        if not tensors:  # no message at all, and nothing that holds this rank back
+            self.wait_taken(op.stage, op.microbatch)
         if len(tensors) == len(form.needs):
             return tensors, entry.buffers, entry.nbytes
         rest = iter(tensors)
@@ -240,8 +242,8 @@ class Mail:
     def wait_taken(self, stage: int, microbatch: int) -> tuple[Op, int] | None:
         """Wait until the activation that ``stage`` sent has been taken; its (operation, bytes) if it was still open.
 
-        In place of the gradient that a frozen stage does not get: a rank can be ahead of the next one by as many
-        activations as the table has it.
+        In place of a gradient that does not come, to a frozen stage or for an output that takes none: a rank can be
+        ahead of the next one by as many activations as the table has it.
         """
         self.reap()
         late = None

@@ -208,7 +208,8 @@ class MpiTransport:
 
     def _move_data(self, start: int) -> None:
         clock, probe, source = time.perf_counter_ns, self._iprobe, self._any_source
-        probe(source, REPORT_TAG)
+        if probe(source, REPORT_TAG) and self._reports.arrived():
+            raise self._late("", -1)
         first = moved = now = clock()
         while now - moved < self._patience_ns and now - start < _POLL_LONGEST_NS:
             before = now
@@ -231,8 +232,12 @@ class MpiTransport:
             self._waits = _NO_WAIT
 
     def _late(self, what: str, peer: int) -> TransportTimeoutError:
-        """The error of a wait that this rank gives up, with what all ranks told that wait too."""
-        if self._reports.found:
+        """The error of a wait that this rank gives up, or of one that another gave up while this one computes
+        (``what`` empty), with what all ranks told.
+        """
+        if not what:
+            text = f"rank {self.rank} computes, and another rank waited longer than comm.timeout_s"
+        elif self._reports.found:
             text = f"rank {self.rank} waits for {what}, and another rank waited longer than comm.timeout_s"
         else:
             text = f"rank {self.rank} waited {self._waiter.timeout_s:g} s (comm.timeout_s) for {what}"

@@ -68,6 +68,7 @@ class Transport(Protocol):
         MPI moves a long message only inside its own calls, unless the receiver can read the sender's memory: a rank
         that computes without a call keeps the other one waiting. Call it as often as you like, at least every few
         milliseconds, while requests are open: it costs a fraction of a microsecond, and about 4 us every millisecond.
+        Raises ``TransportTimeoutError`` once another rank has waited past the time limit.
         """
 
     def wait(self, request: Request, what: str) -> None:

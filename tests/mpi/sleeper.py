@@ -1,8 +1,9 @@
 """A user's script that trains over MPI with ``comm.timeout_s = 2``, in which one rank does not come on.
 
-``mpirun -n P python tests/mpi/sleeper.py HOW RANK FOLDER MARKER``. HOW: ``sleep`` in a layer of RANK for ever; ``miss``
-a step on RANK, which waits for something else; ``signal`` RANK often and train to the end, with RANK printing the
-losses; ``quiet`` the same without signals. MARKER only marks the processes in the process table.
+``mpirun -n P python tests/mpi/sleeper.py HOW RANK FOLDER MARKER``. HOW: ``sleep`` in a layer of RANK for ever;
+``slow``: each layer of RANK takes 1.1 s; ``miss`` a step on RANK, which waits for something else; ``signal`` RANK often
+and train to the end, with RANK printing the losses; ``quiet`` the same without signals. MARKER only marks the processes
+in the process table.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class Layer(nn.Linear):
         self.calls += 1
         if HOW == "sleep" and GUILTY and self.calls == 10:
             time.sleep(600)
+        if HOW == "slow" and GUILTY and self.calls > 10:
+            time.sleep(1.1)
         if HOW in ("signal", "quiet") and self.calls % 8 == 1:
             time.sleep(0.05)  # the others wait
         return super().forward(x)

@@ -46,6 +46,16 @@ def test_a_rank_that_sleeps_is_named(tmp_path: Path) -> None:
             assert len(file["/steps"]) == 1
 
 
+def test_a_rank_that_computes_too_long_tells_where_it_is(tmp_path: Path) -> None:
+    """It looks up between two layers."""
+    ended = launch_marked(3, SCRIPT, "slow", "1", tmp_path, "MARKER")
+    assert ended.returncode == 1, ended.stderr
+    report = told_by(ended.stderr, 0)
+    assert re.search(r"rank 1 (does not wait, it is at 1\w+|waits for .*) \(row \d+, step \d\)\n", report), report
+    assert re.search(r"\nrank 1 at 1\w+ \(row \d+, step \d\)(, not waiting| waits for .*); open: ", report), report
+    assert "does not answer" not in report
+
+
 def test_ranks_that_wait_for_each_other_are_a_circle(tmp_path: Path) -> None:
     ended = launch_marked(3, SCRIPT, "miss", "1", tmp_path, "MARKER")
     assert ended.returncode == 1, ended.stderr

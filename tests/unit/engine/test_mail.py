@@ -8,11 +8,12 @@ import torch
 from spying import Spy
 from torch import nn
 
+from mpipipe.device import Memory
 from mpipipe.engine.messages import SIZES_KEPT
 from mpipipe.engine.window import RECEIVES_OPEN
 from mpipipe.errors import MessageMismatchError
 from mpipipe.trainer import Trainer
-from mpipipe.transport import Transport, run_ranks
+from mpipipe.transport import COLLECTIVE_TAG, Request, Transport, run_ranks
 
 SCHEDULES = [
     ("naive", 1),
@@ -178,3 +179,39 @@ def test_sequences_of_ever_new_lengths_do_not_pile_up_buffers(schedule: str, chu
         assert of_one_size > 0
         assert most <= (SIZES_KEPT + 2) * of_one_size
         assert steady
+
+
+class Apart(nn.Module):
+    """Trains by itself, and gives its output without a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(little.WIDTH, little.WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).detach()
+
+
+def test_a_rank_without_gradients_to_wait_for_runs_no_further_ahead_than_the_table() -> None:
+    """Its backward needs no message: it would send all microbatches at once, and hold the memory of all of them."""
+
+    class Sends(Spy):
+        most, sent = 0, ()
+
+        def isend(self, memory: Memory, peer: int, tag: int) -> Request:
+            request = super().isend(memory, peer, tag)
+            if tag < COLLECTIVE_TAG:
+                self.sent = (*(one for one in self.sent if not one.test()), request)
+                self.most = max(self.most, len(self.sent))
+            return request
+
+    def work(transport: Transport) -> int:
+        sends = Sends(transport)
+        config = little.config(sequences=16)
+        trainer = Trainer(config, [Apart, little.linear()], little.square_loss, transport=sends)
+        trainer.step(little.batch(0, 16))
+        sends.most = 0
+        trainer.step(little.batch(1, 16))
+        return sends.most
+
+    assert run_ranks(2, work)[0] <= 2

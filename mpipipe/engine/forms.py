@@ -115,7 +115,7 @@ def text_of(spec: Spec) -> str:
         return "tensor"
     kind, *members = spec
     if kind == "value":
-        return repr(members[1])
+        return repr(members[0].value)  # type: ignore[attr-defined]
     if kind == "dict":
         keys, values = members
         return "{" + ", ".join(f"{key!r}: {text_of(value)}" for key, value in zip(keys, values, strict=True)) + "}"  # type: ignore[call-overload]

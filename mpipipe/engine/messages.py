@@ -121,8 +121,12 @@ class Mail:
         return True
 
     def _irecv(self, op: Op, parts: tuple[Part, ...]) -> tuple[list[Request], list[Buffer]]:
-        buffers = [self.pool.take(part.nbytes) for part in parts]
-        return [self._transport.irecv(buffer.memory, op.peer, op.tag) for buffer in buffers], buffers
+        requests, buffers = [], []
+        for part in parts:
+            buffer = self.pool.take(part.nbytes)
+            requests.append(self._transport.irecv(buffer.memory, op.peer, op.tag))
+            buffers.append(buffer)
+        return requests, buffers
 
     def receive_activation(self, op: Op) -> tuple[Activation, list[Buffer], int]:
         """Wait for an activation: it, the buffers that hold it, which the caller gives back to ``pool``, and its bytes.
@@ -164,8 +168,8 @@ class Mail:
 
     def _tensors(self, entry: _Receive) -> list[torch.Tensor]:
         assert entry.parts is not None
-        tensor = self._device.tensor
-        return [tensor(b, part.sizes, part.dtype) for b, part in zip(entry.buffers, entry.parts, strict=True)]
+        parts, tensor = entry.parts, self._device.tensor
+        return [tensor(buffer, part.sizes, part.dtype) for buffer, part in zip(entry.buffers, parts, strict=True)]
 
     def _after_header(self, entry: _Receive, signature: int) -> _Receive:
         op, header = entry.op, entry.buffers[0].memory.tobytes()
@@ -203,11 +207,14 @@ class Mail:
         return self._send(op, [gradient for gradient in gradients if gradient is not None])
 
     def _send(self, op: Op, tensors: Sequence[torch.Tensor]) -> int:
-        buffers = [self._device.outgoing(tensor) for tensor in tensors]
-        requests = [self._transport.isend(buffer.memory, op.peer, op.tag) for buffer in buffers]
-        nbytes = sum([buffer.nbytes for buffer in buffers])
-        self._sends.append(_Send(op, requests, buffers, nbytes))
-        return nbytes
+        entry = _Send(op, [], [], 0)
+        for tensor in tensors:
+            buffer = self._device.outgoing(tensor)
+            entry.requests.append(self._transport.isend(buffer.memory, op.peer, op.tag))
+            entry.buffers.append(buffer)
+            entry.nbytes += buffer.nbytes
+        self._sends.append(entry)
+        return entry.nbytes
 
     def _announce(self, op: Op, activation: Activation, key: tuple[int, int]) -> None:
         """Send the form of a signature that was new when the run began."""

@@ -25,6 +25,23 @@ TENSOR: Spec = ()
 _PLAIN = (bool, int, float, complex, str, bytes)
 
 
+class Constant:
+    """A number, a text or None beside tensors. Equal is what reads alike: 0.0 is not -0.0, 1 not True, and nan is nan."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Constant) or type(self.value) is not type(other.value):
+            return False
+        return self.value is other.value or repr(self.value) == repr(other.value)
+
+    def __hash__(self) -> int:
+        return hash(repr(self.value))
+
+
 def map_tensors(value: Nested, change: Callable[[torch.Tensor], object]) -> Nested:
     """The same structure with every tensor replaced by ``change(tensor)``; a mapping becomes a dict. Raises
     ``DataError`` for anything else that a batch can't hold: it would not be cut.
@@ -87,7 +104,7 @@ def _take_apart(value: Nested, tensors: list[torch.Tensor]) -> Spec:
     if isinstance(value, Mapping):
         return ("dict", tuple(value), tuple(_take_apart(member, tensors) for member in value.values()))
     if value is None or isinstance(value, _PLAIN):
-        return ("value", type(value).__name__, value, repr(value))  # 0.0 == -0.0
+        return ("value", Constant(value))
     raise EngineError(
         f"returned {_kind(value)}; a layer of a pipeline returns a tensor, or tuples, lists and dicts of tensors, "
         "numbers, texts and None"
@@ -104,7 +121,7 @@ def _put_together(spec: Any, tensors: Any) -> Nested:
         return next(tensors)
     kind = spec[0]
     if kind == "value":
-        return spec[2]
+        return spec[1].value
     if kind == "dict":
         return {key: _put_together(member, tensors) for key, member in zip(spec[1], spec[2], strict=True)}
     members = [_put_together(member, tensors) for member in spec[1]]

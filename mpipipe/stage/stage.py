@@ -8,8 +8,8 @@ same bits wherever the model is cut.
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -18,6 +18,7 @@ import torch
 from mpipipe.device import Device
 from mpipipe.errors import EngineError
 from mpipipe.stage.activation import Activation
+from mpipipe.stage.handed import HandedOn
 from mpipipe.stage.key import MicrobatchKey
 from mpipipe.stage.layer import Halves, StageLayer
 from mpipipe.stage.lent import Lent
@@ -69,7 +70,7 @@ class Stage:
         self._device = device
         self._kept: dict[int, _Kept] = {}
         self._inputs, self._evaluated, self._targets, self._outputs = Lent(), Lent(), Lent(), Lent()
-        self._handed_on: Sequence[tuple[weakref.ref[torch.Tensor], int]] = ()
+        self._handed_on = HandedOn()
         self._one: torch.Tensor | None = None
 
     @property
@@ -148,10 +149,10 @@ class Stage:
     def _run(self, layer: StageLayer, leaf: object, key: MicrobatchKey) -> object:
         try:
             return layer.forward(leaf, key, self._device)
-        except Exception as error:
-            error.add_note(f"mpipipe: in {_label(layer)}, stage {self.index}, microbatch {key.microbatch}")
-            if "in-place" in str(error) and "leaf" in str(error):
-                error.add_note(f"mpipipe: {_IN_PLACE}")
+        except BaseException as error:  # sys.exit in a layer too
+            _note(error, f"in {_label(layer)}, stage {self.index}, microbatch {key.microbatch}")
+            if isinstance(error, RuntimeError) and "in-place" in (text := str(error)) and "leaf" in text:
+                _note(error, _IN_PLACE)
             raise
 
     def _leave(self, layer: StageLayer, output: object) -> tuple[Activation, Sequence[torch.Tensor]]:
@@ -181,16 +182,13 @@ class Stage:
         """
         if self.loss_fn is not None:
             return passed
-        for place, before in self._handed_on:
-            earlier = place()
-            if earlier is not None and earlier._version != before:
-                raise EngineError(
-                    f"a layer of stage {self.index} ({_label(self.layers[0])} to {_label(self.layers[-1])}) changed in "
-                    "place a tensor that it had returned for the microbatch before: return x.clone()"
-                )
         if given is not None:
             passed.tensors = _own(list(passed.tensors), given.tensors)
-        self._handed_on = [(weakref.ref(one), one._version) for one in passed.tensors]
+        if not self._handed_on.add(passed.tensors):
+            raise EngineError(
+                f"a layer of stage {self.index} ({_label(self.layers[0])} to {_label(self.layers[-1])}) changed in "
+                "place a tensor that it had returned for an earlier microbatch: return x.clone()"
+            )
         return passed
 
     def loss(self, microbatch: int, output: Activation, target: object, *, keep: bool) -> tuple[torch.Tensor, int]:
@@ -238,8 +236,8 @@ class Stage:
                 return self.loss_fn(output, target)
             with torch.set_grad_enabled(keep):
                 return self.loss_fn(output, target)
-        except Exception as error:
-            error.add_note(f"mpipipe: in the loss function, microbatch {microbatch}")
+        except BaseException as error:
+            _note(error, f"in the loss function, microbatch {microbatch}")
             raise
 
     def backward(self, microbatch: int, gradients: Gradients | None) -> Gradients:
@@ -256,8 +254,8 @@ class Stage:
             layer, leaves, roots = kept.layers.pop()
             try:
                 found = [settle(gradient) for gradient in layer.backward(leaves, roots, found)]
-            except Exception as error:
-                _note(error, layer, "the backward", microbatch)
+            except BaseException as error:
+                _note(error, f"in the backward of {_label(layer)}, microbatch {microbatch}")
                 raise
             if kept.layers and self.between is not None:
                 self.between()
@@ -281,8 +279,8 @@ class Stage:
             layer, leaves, roots = kept.layers.pop()
             try:
                 halves = layer.backward_input(leaves, roots, found)
-            except Exception as error:
-                _note(error, layer, "the input backward", microbatch)
+            except BaseException as error:
+                _note(error, f"in the input backward of {_label(layer)}, microbatch {microbatch}")
                 raise
             left.append(halves)
             found, halves.of_input = [self._device.settle(gradient) for gradient in halves.of_input], []
@@ -299,8 +297,8 @@ class Stage:
                 self.between()
             try:
                 halves.backward_weight()
-            except Exception as error:
-                _note(error, self.layers[-1 - place], "the weight backward", microbatch)
+            except BaseException as error:
+                _note(error, f"in the weight backward of {_label(self.layers[-1 - place])}, microbatch {microbatch}")
                 raise
 
     def _begin(self, kept: _Kept, gradients: Gradients | None) -> list[torch.Tensor]:
@@ -318,7 +316,7 @@ class Stage:
     def drop_kept(self) -> None:
         """Let go of everything, after a step that failed."""
         self._kept.clear()
-        self._handed_on = ()
+        self._handed_on.clear()
 
 
 Gradients = Sequence["torch.Tensor | None"]
@@ -351,9 +349,10 @@ def _placed(found: list[torch.Tensor], taken: tuple[bool, ...]) -> Gradients:
     return [next(rest) if wanted else None for wanted in taken] if found else [None] * len(taken)
 
 
-def _note(error: Exception, layer: StageLayer, what: str, microbatch: int) -> None:
-    """Tell in an error the layer and the microbatch."""
-    error.add_note(f"mpipipe: in {what} of {_label(layer)}, microbatch {microbatch}")
+def _note(error: BaseException, text: str) -> None:
+    """Tell more in an error of the user's."""
+    with suppress(Exception):  # one that takes no note, as of a frozen dataclass
+        error.add_note(f"mpipipe: {text}")
 
 
 def _label(layer: StageLayer) -> str:

@@ -31,7 +31,7 @@ class HostDevice:
         return view
 
     def is_kept(self, buffer: Buffer) -> bool:
-        return buffer.view is not None and _uses(buffer.view) > buffer.uses
+        return _count is None or (buffer.view is not None and _uses(buffer.view) > buffer.uses)
 
     def outgoing(self, tensor: torch.Tensor) -> Buffer:
         if tensor.requires_grad or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
@@ -64,7 +64,9 @@ class HostDevice:
 
 
 def _uses(tensor: torch.Tensor) -> int:
-    """How many tensors have this one's memory, by torch's own count; 0 for a torch that does not tell."""
+    """How many tensors have this one's memory, by torch's own count; 0 for a torch that does not tell, with which no
+    buffer is used again.
+    """
     return 0 if _count is None else _count(tensor.untyped_storage()._cdata)
 
 

@@ -82,10 +82,10 @@ class Engine:
             Kind.B: self._backward,
             Kind.I: self._backward_input,
             Kind.W: self._backward_weight,
-            Kind.SEND_F: self._send,
-            Kind.SEND_B: self._send,
-            Kind.RECV_F: self._receive,
-            Kind.RECV_B: self._receive,
+            Kind.SEND_F: self._send_activation,
+            Kind.SEND_B: self._send_gradient,
+            Kind.RECV_F: self._receive_activation,
+            Kind.RECV_B: self._receive_gradient,
         }
         self._handlers = tuple(handlers[kind] for kind in Kind)
 
@@ -238,30 +238,36 @@ class Engine:
         for buffer in self._held.pop((index, microbatch), ()):
             self.mail.pool.give(buffer)
 
-    def _send(self, op: Op) -> None:
+    def _send_activation(self, op: Op) -> None:
         t0 = time.perf_counter_ns()
-        index, k = op.stage, op.microbatch
-        if op.kind == Kind.SEND_F:
-            nbytes, flags = self.mail.send_activation(op, self._outputs.pop((index + 1, k))), 0
-        else:
-            nbytes, flags = self.mail.send_gradient(op, self._gradients.pop((index - 1, k))), FLAG_GRADIENT
-        t1 = time.perf_counter_ns()
-        self.recorder.record(_SEND_POST, t0, t1, op.row, index, op.chunk, k, op.peer, nbytes, op.ordinal, flags)
+        nbytes = self.mail.send_activation(op, self._outputs.pop((op.stage + 1, op.microbatch)))
+        self._record_message(_SEND_POST, t0, op, nbytes, 0)
 
-    def _receive(self, op: Op) -> None:
+    def _send_gradient(self, op: Op) -> None:
+        t0 = time.perf_counter_ns()
+        nbytes = self.mail.send_gradient(op, self._gradients.pop((op.stage - 1, op.microbatch)))
+        self._record_message(_SEND_POST, t0, op, nbytes, FLAG_GRADIENT)
+
+    def _receive_activation(self, op: Op) -> None:
         t0 = time.perf_counter_ns()
         self._agreement.check()
         key = (op.stage, op.microbatch)
-        if op.kind == Kind.RECV_F:
-            self._outputs[key], buffers, nbytes = self.mail.receive_activation(op)
-            self._held[key], flags = buffers, 0
-        else:
-            self._gradients[key], buffers, nbytes = self.mail.receive_gradient(op)
-            self._held.setdefault(key, []).extend(buffers)
-            flags = FLAG_GRADIENT
+        self._outputs[key], self._held[key], nbytes = self.mail.receive_activation(op)
+        self._record_message(_RECV_WAIT, t0, op, nbytes, 0)
+
+    def _receive_gradient(self, op: Op) -> None:
+        t0 = time.perf_counter_ns()
+        self._agreement.check()
+        key = (op.stage, op.microbatch)
+        self._gradients[key], buffers, nbytes = self.mail.receive_gradient(op)
+        held = self._held.get(key)
+        self._held[key] = buffers if held is None else held + buffers
+        self._record_message(_RECV_WAIT, t0, op, nbytes, FLAG_GRADIENT)
+
+    def _record_message(self, kind: int, t0: int, op: Op, nbytes: int, flags: int) -> None:
         t1 = time.perf_counter_ns()
         self.recorder.record(
-            _RECV_WAIT, t0, t1, op.row, op.stage, op.chunk, op.microbatch, op.peer, nbytes, op.ordinal, flags
+            kind, t0, t1, op.row, op.stage, op.chunk, op.microbatch, op.peer, nbytes, op.ordinal, flags
         )
 
     def _finish_sends(self) -> None:

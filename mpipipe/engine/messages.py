@@ -14,7 +14,7 @@ import torch
 from mpipipe.device import Buffer, BufferPool, Device, Memory
 from mpipipe.engine.forms import HEADER_BYTES, Form, FormBook, Part, header_bytes, mismatch
 from mpipipe.engine.program import Op
-from mpipipe.engine.window import RECEIVE_AHEAD_BYTES, Window
+from mpipipe.engine.window import RECEIVE_AHEAD_BYTES, RECEIVES_OPEN, Window
 from mpipipe.errors import TransportError
 from mpipipe.schedule import Kind
 from mpipipe.stage import Activation, Gradients
@@ -28,12 +28,12 @@ lengths, all free ones are let go before the next run.
 
 @dataclass(slots=True)
 class _Receive:
-    """An open receive: of the tensors of ``parts``, or of the header (``parts`` None)."""
+    """An open receive: of an activation of ``form``, of its gradient, or of the header (``form`` None)."""
 
     op: Op
     requests: list[Request]
     buffers: list[Buffer]
-    parts: tuple[Part, ...] | None
+    form: Form | None
     nbytes: int
 
 
@@ -89,8 +89,9 @@ class Mail:
 
     def _post_ahead(self) -> None:
         """Open receives in the order of the program, as far as the window reaches and forms are known."""
-        while self._next < len(self._receives) and not self._window.full:
-            if not self._post(self._receives[self._next]):
+        receives, window = self._receives, self._window
+        while self._next < len(receives) and window.open < RECEIVES_OPEN:
+            if not self._post(receives[self._next]):
                 return
 
     def _post(self, op: Op, *, needed: bool = False) -> bool:
@@ -116,7 +117,7 @@ class Mail:
         if not self._window.take(nbytes, needed=needed):
             return False
         requests, buffers = self._irecv(op, parts)
-        self._open.append(_Receive(op, requests, buffers, parts, nbytes))
+        self._open.append(_Receive(op, requests, buffers, form, nbytes))
         self._next += 1
         return True
 
@@ -131,20 +132,19 @@ class Mail:
     def receive_activation(self, op: Op) -> tuple[Activation, list[Buffer], int]:
         """Wait for an activation: it, the buffers that hold it, which the caller gives back to ``pool``, and its bytes.
         """
-        signature = self._signatures[op.microbatch]
         entry = self._take(op)
-        if entry.parts is None:
-            entry = self._after_header(entry, signature)
-        form = self.forms.find(op.stage - 1, signature)
+        if entry.form is None:
+            entry = self._after_header(entry)
+        form = entry.form
         assert form is not None
-        return Activation(self._tensors(entry), form.needs, form.spec), entry.buffers, form.nbytes
+        return Activation(self._tensors(entry, form.parts), form.needs, form.spec), entry.buffers, form.nbytes
 
     def receive_gradient(self, op: Op) -> tuple[Gradients, list[Buffer], int]:
         """Wait for a gradient: one entry for each tensor of the activation; buffers and bytes, as for an activation."""
         entry = self._take(op)
-        form = self.forms.find(op.stage, self._signatures[op.microbatch])
+        form = entry.form
         assert form is not None
-        tensors = self._tensors(entry)
+        tensors = self._tensors(entry, form.gradient)
         if not tensors:  # no message at all, and nothing that holds this rank back
             self.wait_taken(op.stage, op.microbatch)
         if len(tensors) == len(form.needs):
@@ -166,12 +166,11 @@ class Mail:
             self._post_ahead()
         return entry
 
-    def _tensors(self, entry: _Receive) -> list[torch.Tensor]:
-        assert entry.parts is not None
-        parts, tensor = entry.parts, self._device.tensor
+    def _tensors(self, entry: _Receive, parts: tuple[Part, ...]) -> list[torch.Tensor]:
+        tensor = self._device.tensor
         return [tensor(buffer, part.sizes, part.dtype) for buffer, part in zip(entry.buffers, parts, strict=True)]
 
-    def _after_header(self, entry: _Receive, signature: int) -> _Receive:
+    def _after_header(self, entry: _Receive) -> _Receive:
         op, header = entry.op, entry.buffers[0].memory.tobytes()
         rest = header_bytes(header) - HEADER_BYTES
         if rest > 0:
@@ -179,11 +178,11 @@ class Mail:
             self._wait(self._transport.irecv(memory, op.peer, op.tag + 1), op)
             header += memory.tobytes()
         form = Form.unpack(header)
-        self.forms.learn(op.stage - 1, signature, form)
+        self.forms.learn(op.stage - 1, self._signatures[op.microbatch], form)
         requests, buffers = self._irecv(op, form.parts)
         for request in requests:
             self._wait(request, op)
-        return _Receive(op, requests, buffers, form.parts, 0)
+        return _Receive(op, requests, buffers, form, 0)
 
     def _wait(self, request: Request, op: Op) -> None:
         self._transport.wait(request, f"{op.name} of rank {op.peer}")
@@ -204,11 +203,13 @@ class Mail:
     def send_gradient(self, op: Op, gradients: Gradients) -> int:
         """As ``send_activation``."""
         self.reap()
-        return self._send(op, [gradient for gradient in gradients if gradient is not None])
+        return self._send(op, gradients)
 
-    def _send(self, op: Op, tensors: Sequence[torch.Tensor]) -> int:
+    def _send(self, op: Op, tensors: Sequence[torch.Tensor | None]) -> int:
         entry = _Send(op, [], [], 0)
         for tensor in tensors:
+            if tensor is None:
+                continue
             buffer = self._device.outgoing(tensor)
             entry.requests.append(self._transport.isend(buffer.memory, op.peer, op.tag))
             entry.buffers.append(buffer)

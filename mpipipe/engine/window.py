@@ -20,30 +20,26 @@ RECEIVES_OPEN = 8
 class Window:
     """Counts the open receives and their bytes against what may be open. One is always allowed."""
 
-    __slots__ = ("_bytes", "_limit_bytes", "_open")
+    __slots__ = ("_bytes", "_limit_bytes", "open")
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._open = self._bytes = 0
+        self.open = self._bytes = 0
 
     def clear(self) -> None:
-        self._open = self._bytes = 0
-
-    @property
-    def full(self) -> bool:
-        return self._open >= RECEIVES_OPEN or (self._bytes >= self._limit_bytes and self._open > 0)
+        self.open = self._bytes = 0
 
     def take(self, nbytes: int, *, needed: bool = False) -> bool:
         """Count one more of ``nbytes`` if there is room for it, or if it is ``needed`` now."""
-        if not needed and self._open and (self._open >= RECEIVES_OPEN or self._bytes + nbytes > self._limit_bytes):
+        if not needed and self.open and (self.open >= RECEIVES_OPEN or self._bytes + nbytes > self._limit_bytes):
             return False
-        self._open += 1
+        self.open += 1
         self._bytes += nbytes
         return True
 
     def give(self, nbytes: int) -> None:
         """One is complete."""
-        self._open -= 1
+        self.open -= 1
         self._bytes -= nbytes
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from mpipipe.errors import EngineError
-
 
 class Gradient:
     """The running total of one parameter's gradient.
@@ -18,29 +16,15 @@ class Gradient:
     still in the cache.
     """
 
-    __slots__ = ("_parameter", "direct", "total")
+    __slots__ = ("direct", "total")
 
     def __init__(self, parameter: torch.Tensor) -> None:
         self.total = torch.zeros(parameter.shape, dtype=torch.float32, device=parameter.device)
         self.direct = parameter.dtype == torch.float32 and parameter.is_leaf and parameter.requires_grad
-        self._parameter = parameter
 
     def add(self, gradient: torch.Tensor) -> None:
         """Add one microbatch's gradient, of the parameter's shape."""
         self.total.add_(gradient)
-
-    def expect(self) -> None:
-        """Before a backward that adds by itself."""
-        if self._parameter.grad is not self.total:
-            self._parameter.grad = self.total
-
-    def check(self, name: str) -> None:
-        """After such a backward. Raises ``EngineError`` when someone took the total away from it."""
-        if self._parameter.grad is not self.total:
-            raise EngineError(
-                f"during the backward someone set the grad of parameter {name}, as a hook that updates it or a call of "
-                "zero_grad in a forward do: gradients add up over the microbatches, and the trainer updates once a step"
-            )
 
     def clear(self) -> None:
         """Begin a new step."""

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from mpipipe.device import Device
+from mpipipe.errors import EngineError
 from mpipipe.model import KeyedLayer, Use, WeightSink, defer_linear, stable_key, weight_gradients
 from mpipipe.stage.autograd import add_gradients, gradients_of
 from mpipipe.stage.gradients import Gradient
@@ -40,8 +41,9 @@ class StageLayer:
         self.parameters: list[torch.Tensor] = [parameter for _, parameter in trainable]
         self.gradients = [Gradient(parameter) for parameter in self.parameters]
         self._adds_by_itself = all(gradient.direct for gradient in self.gradients)
+        self._totals = [(p, total.total) for p, total in zip(self.parameters, self.gradients, strict=True)]
         self.sink = WeightSink()
-        self._deferred = False
+        self._deferred = self._has_maps = False
         self._forward: object = None  # what ``split`` put in place of the module's own
 
     def forward(self, inputs: object, key: MicrobatchKey, device: Device) -> object:
@@ -78,17 +80,26 @@ class StageLayer:
         if not roots or not (leaves or self.parameters):
             return [torch.zeros_like(leaf) for leaf in leaves]
         if self._adds_by_itself:
-            for total in self.gradients:
-                total.expect()
+            for parameter, there in self._totals:
+                if parameter.grad is not there:
+                    parameter.grad = there
             add_gradients(roots, gradients, (*leaves, *self.parameters))
-            for total, name in zip(self.gradients, self.names, strict=True):
-                total.check(name)
-            return _of_leaves(leaves, [leaf.grad for leaf in leaves])
+            for parameter, there in self._totals:
+                if parameter.grad is not there:
+                    self._refuse_other_totals()
+            return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
         found = gradients_of(roots, gradients, (*leaves, *self.parameters))
         for total, value in zip(self.gradients, found[len(leaves) :], strict=True):
             if value is not None:
                 total.add(value)
         return _of_leaves(leaves, found)
+
+    def _refuse_other_totals(self) -> None:
+        others = [name for name, (p, total) in zip(self.names, self._totals, strict=True) if p.grad is not total]
+        raise EngineError(
+            f"during the backward someone set the grad of parameter {others[0]}, as a hook that updates it, or a call "
+            "of zero_grad, does: gradients add up over the microbatches, and the trainer updates once a step"
+        )
 
     def backward_input(
         self, leaves: list[torch.Tensor], roots: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]
@@ -102,18 +113,19 @@ class StageLayer:
             return Halves([], self, roots, gradients)
         if not roots:
             return Halves([torch.zeros_like(leaf) for leaf in leaves], self)
-        self.sink.collect()
+        if self._has_maps:
+            self.sink.collect(roots)
         try:
             found = gradients_of(roots, gradients, (*leaves, *self.parameters))
         finally:
-            uses = self.sink.take()
+            uses = self.sink.take() if self._has_maps else ()
         return Halves(_of_leaves(leaves, found), self, found=found[len(leaves) :], uses=uses)
 
     def split(self, wanted: bool) -> None:
         """Whether the next forwards are followed by split backwards; either way, either backward is right."""
         if wanted and not self._deferred:
             before = self.module.__dict__.get("forward")
-            defer_linear(self.module, self.sink)
+            self._has_maps = defer_linear(self.module, self.sink)
             after = self.module.__dict__.get("forward")
             self._forward = None if after is before else after
             self._deferred = True

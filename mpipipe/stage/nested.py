@@ -26,7 +26,7 @@ _PLAIN = (bool, int, float, complex, str, bytes)
 
 
 class Constant:
-    """A number, a text or None beside tensors. Equal is what reads alike: 0.0 is not -0.0, 1 not True, and nan is nan."""
+    """A number, a text or None beside tensors. Equal is what reads alike: 0.0 is not -0.0, 1 not True; nan is nan."""
 
     __slots__ = ("value",)
 

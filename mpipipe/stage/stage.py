@@ -40,11 +40,10 @@ _IN_PLACE = (
 class _Kept:
     """What a microbatch leaves behind for its backward: (layer, leaves, roots) of every layer that makes one, the roots
     being its outputs that take a gradient; after the input half of a split backward what each layer leaves to the
-    weight half, the last layer's first. ``inputs``: the stage's; ``taken``, ``made``: which of these and of its output
-    take a gradient. ``output``: the last layer's, until its loss is made of it.
+    weight half, the last layer's first. ``taken``, ``made``: which tensors of the stage's input and output take a
+    gradient. ``output``: the last layer's, until its loss is made of it.
     """
 
-    inputs: Sequence[torch.Tensor]
     taken: tuple[bool, ...]
     layers: list[tuple[StageLayer, list[torch.Tensor], Sequence[torch.Tensor]]]
     made: tuple[bool, ...] = ()
@@ -81,13 +80,12 @@ class Stage:
         """Run all layers and keep what the backward needs: nothing of the layers before ``first_trained``.
 
         ``inputs``: what the user's batch holds for the first layer of the model, which stays unchanged; or the previous
-        stage's output, whose tensors must stay unchanged until this microbatch's backward is done. What is returned has
-        memory of its own (the input's can be taken back before a later stage of this rank is done with it), or the
-        batch's.
+        stage's output, whose tensors must stay unchanged until this microbatch's backward is done. What is returned may
+        lie in the same memory, as the output of a layer that passes a mask on does.
         """
         given = inputs if isinstance(inputs, Activation) else None
         passed, first_trained = given, self.first_trained
-        kept = _Kept((), (), []) if given is None else _Kept(given.tensors, given.needs, [])
+        kept = _Kept(() if given is None else given.needs, [])
         tensors: Sequence[torch.Tensor] = ()
         for place, layer in enumerate(self.layers):
             if place and self.between is not None:
@@ -111,7 +109,7 @@ class Stage:
             kept.made = passed.needs
             kept.output = None if self.loss_fn is None else (tensors, passed.spec)
             self._kept[key.microbatch] = kept
-        return self._hand_on(passed, given)
+        return self._hand_on(passed)
 
     def evaluate(self, inputs: Activation | Nested, key: MicrobatchKey) -> Activation:
         """Run all layers and keep nothing. What is returned has memory as that of ``forward``."""
@@ -127,7 +125,7 @@ class Stage:
                     output = self._run_on(layer, passed.tensors, passed.enter(False)[0], key)
                 passed, _ = self._leave(layer, output)
         assert passed is not None, f"stage {self.index} has no layer"
-        return self._hand_on(passed, given)
+        return self._hand_on(passed)
 
     def _run_on(self, layer: StageLayer, tensors: Sequence[torch.Tensor], value: Nested, key: MicrobatchKey) -> object:
         """Run a layer on ``value``, made of ``tensors``. What it changed could be a parameter, a mask in the batch, or
@@ -149,7 +147,7 @@ class Stage:
     def _run(self, layer: StageLayer, leaf: object, key: MicrobatchKey) -> object:
         try:
             return layer.forward(leaf, key, self._device)
-        except BaseException as error:  # sys.exit in a layer too
+        except (Exception, SystemExit) as error:
             _note(error, f"in {_label(layer)}, stage {self.index}, microbatch {key.microbatch}")
             if isinstance(error, RuntimeError) and "in-place" in (text := str(error)) and "leaf" in text:
                 _note(error, _IN_PLACE)
@@ -176,14 +174,12 @@ class Stage:
             )
         return settled
 
-    def _hand_on(self, passed: Activation, given: Activation | None) -> Activation:
+    def _hand_on(self, passed: Activation) -> Activation:
         """What the stage returns, in memory that stays as it is. A layer that fills a tensor of its own anew for each
         microbatch, and returns it, is told: the earlier contents may still be waiting to be sent.
         """
         if self.loss_fn is not None:
             return passed
-        if given is not None:
-            passed.tensors = _own(list(passed.tensors), given.tensors)
         if not self._handed_on.add(passed.tensors):
             raise EngineError(
                 f"a layer of stage {self.index} ({_label(self.layers[0])} to {_label(self.layers[-1])}) changed in "
@@ -236,7 +232,7 @@ class Stage:
                 return self.loss_fn(output, target)
             with torch.set_grad_enabled(keep):
                 return self.loss_fn(output, target)
-        except BaseException as error:
+        except (Exception, SystemExit) as error:
             _note(error, f"in the loss function, microbatch {microbatch}")
             raise
 
@@ -244,22 +240,22 @@ class Stage:
         """Backward of all layers; adds to the totals and lets go of what was kept.
 
         ``gradients``: one for each tensor of the stage's output, None for one that takes none; None on the last stage,
-        which begins from its loss. Returns those of the stage's input, none on the first stage: contiguous, and in
-        memory of their own.
+        which begins from its loss. Returns those of the stage's input, none on the first stage: contiguous, and maybe
+        in memory of ``gradients``.
         """
         kept = self._kept.pop(microbatch)
-        given = found = self._begin(kept, gradients)
+        found = self._begin(kept, gradients)
         settle = self._device.settle
         while kept.layers:
             layer, leaves, roots = kept.layers.pop()
             try:
                 found = [settle(gradient) for gradient in layer.backward(leaves, roots, found)]
-            except BaseException as error:
+            except (Exception, SystemExit) as error:
                 _note(error, f"in the backward of {_label(layer)}, microbatch {microbatch}")
                 raise
             if kept.layers and self.between is not None:
                 self.between()
-        return _placed(_own(found, (*given, *kept.inputs)), kept.taken)
+        return _placed(found, kept.taken)
 
     def split(self, wanted: bool) -> None:
         """Whether the backwards of the next forwards are split. Says nothing about what is right, only what is fast."""
@@ -273,20 +269,20 @@ class Stage:
         input included: leave them unchanged until then.
         """
         kept = self._kept[microbatch]
-        given = found = self._begin(kept, gradients)
+        found = self._begin(kept, gradients)
         kept.halves = left = []
         while kept.layers:
             layer, leaves, roots = kept.layers.pop()
             try:
                 halves = layer.backward_input(leaves, roots, found)
-            except BaseException as error:
+            except (Exception, SystemExit) as error:
                 _note(error, f"in the input backward of {_label(layer)}, microbatch {microbatch}")
                 raise
             left.append(halves)
             found, halves.of_input = [self._device.settle(gradient) for gradient in halves.of_input], []
             if kept.layers and self.between is not None:
                 self.between()
-        return _placed(_own(found, (*given, *kept.inputs)), kept.taken)
+        return _placed(found, kept.taken)
 
     def backward_weight(self, microbatch: int) -> None:
         """The second half of a split backward: adds to the totals, with the same bits as ``backward``, and lets go of
@@ -297,7 +293,7 @@ class Stage:
                 self.between()
             try:
                 halves.backward_weight()
-            except BaseException as error:
+            except (Exception, SystemExit) as error:
                 _note(error, f"in the weight backward of {_label(self.layers[-1 - place])}, microbatch {microbatch}")
                 raise
 
@@ -327,18 +323,6 @@ _ONE, _NONE = (True,), (False,)
 
 def _is_plain(output: object) -> TypeGuard[torch.Tensor]:
     return type(output) is torch.Tensor and output.layout is torch.strided
-
-
-def _own(found: list[torch.Tensor], others: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Copies of those that lie in memory of ``others``; all of them are contiguous."""
-    taken = [(start := other.data_ptr(), start + other.nbytes) for other in others]
-    return [one.clone() if _overlaps(one, taken) else one for one in found]
-
-
-def _overlaps(one: torch.Tensor, taken: list[tuple[int, int]]) -> bool:
-    first = one.data_ptr()
-    last = first + one.nbytes
-    return bool([start for start, stop in taken if start < last and first < stop])
 
 
 def _placed(found: list[torch.Tensor], taken: tuple[bool, ...]) -> Gradients:

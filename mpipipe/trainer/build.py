@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -14,10 +14,11 @@ from torch import nn
 from mpipipe.collectives import all_gather_objects
 from mpipipe.config import Config
 from mpipipe.device import Device
-from mpipipe.errors import ConfigError
+from mpipipe.errors import ConfigError, EngineError
 from mpipipe.formats.checkpoint import BUFFERS, PARAMETERS
 from mpipipe.partition import LayerDescription, Partition, describe_costs, make_partition
 from mpipipe.stage import Gradient, LossFunction, Stage, StageLayer
+from mpipipe.trainer.shared import SharedBuffers, known_modules, note, refuse_lazy, refuse_shared_weights
 from mpipipe.trainer.tied import TiedGroup, check_groups, find_groups, share_values
 from mpipipe.transport import Transport
 
@@ -62,6 +63,8 @@ class LayerList:
                     f"layer {name} is a {type(layer).__name__} ({str(layer)[:60]!r})",
                     allowed="a torch module, or a function without arguments that makes one",
                 )
+            if isinstance(layer, nn.Module):
+                refuse_lazy(name, layer, alike=True)
         twice = [name for name, times in Counter(given).items() if times > 1]
         if twice:
             raise ConfigError(
@@ -101,6 +104,16 @@ class RankModel:
     tied: list[TiedGroup]
     everything: list[ParameterInfo]
     first_trained: int = 0
+    shared_buffers: SharedBuffers = field(default_factory=lambda: SharedBuffers({}, set()))
+
+    def check_trained(self) -> None:
+        """Raise ``EngineError`` for a parameter that was frozen after the trainer was made."""
+        for name, parameter in self.parameters.items():
+            if not parameter.requires_grad:
+                raise EngineError(
+                    f"parameter {name} was frozen after the trainer was made: take requires_grad_(False) before, and "
+                    "for a later phase make another trainer, which goes on from the checkpoint"
+                )
 
     @property
     def modules(self) -> list[nn.Module]:
@@ -112,24 +125,27 @@ class RankModel:
         return [gradient for stage in self.stages.values() for layer in stage.layers for gradient in layer.gradients]
 
 
-def _make(layer: Layer, index: int, seed: int, device: Device) -> nn.Module:
+def _make(layer: Layer, index: int, name: str, seed: int, device: Device) -> nn.Module:
     """The module on the device, with contiguous parameters: the optimizer's kernel takes memory as it lies."""
     if isinstance(layer, nn.Module):
         module = layer
     else:
-        with torch.random.fork_rng(devices=[]):
+        before = torch.get_rng_state()
+        try:
             torch.manual_seed((seed * 1_000_003 + index) % (1 << 63))
-            try:
-                module = layer()
-            except Exception as error:
-                error.add_note(f"mpipipe: while layer {index} was built")
-                raise
+            module = layer()
+        except (Exception, SystemExit) as error:
+            note(error, f"while layer {index} was built")
+            raise
+        finally:
+            torch.set_rng_state(before)
         if not isinstance(module, nn.Module):
             error = ConfigError(
                 f"the function for layer {index} returned a {type(module).__name__}", allowed="a torch module"
             )
             error.seen_alike = False  # it runs on the layer's owner only
             raise error
+        refuse_lazy(name, module, alike=False)
     module = module.to(device.torch_device)
     for parameter in module.parameters():
         parameter.data = parameter.data.contiguous()
@@ -151,12 +167,16 @@ def build_rank_model(
     owner_of = {model.names[layer]: placement[stage] for layer, stage in stage_of.items()}
     mine = [stage for stage in range(stages_count) if placement[stage] == transport.rank]
     modules = {
-        index: _make(model.layers[index], index, config.run.seed, device)
+        index: _make(model.layers[index], index, model.names[index], config.run.seed, device)
         for stage in mine
         for index in partition.layers_of(stage)
     }
     groups = find_groups(model.layers, model.names, model.tied, owner_of)
     local = {model.names[index]: module for index, module in modules.items()}
+    known = known_modules(model.layers, model.names, local)
+    given = {name for name, layer in zip(model.names, model.layers, strict=True) if isinstance(layer, nn.Module)}
+    refuse_shared_weights(known, given, groups)
+    shared_buffers = SharedBuffers(known, given)
     check_groups(groups, local, transport)
     for group in groups:
         group.localize(local)
@@ -165,7 +185,7 @@ def build_rank_model(
     for stage in mine:
         layers = [StageLayer(modules[index], index, model.names[index]) for index in partition.layers_of(stage)]
         stages[stage] = Stage(stage, layers, device, loss_fn if stage == stages_count - 1 else None)
-    rank_model = RankModel(partition, placement, stages, {}, {}, {}, groups, [])
+    rank_model = RankModel(partition, placement, stages, {}, {}, {}, groups, [], shared_buffers=shared_buffers)
     _register(rank_model, transport)
     return rank_model
 

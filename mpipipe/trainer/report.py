@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -61,11 +62,16 @@ def other_size_text(rows: int, num_microbatches: int, config: Config) -> str:
     )
 
 
-def reason_to_skip(count: int, first_bad: str | None) -> str | None:
-    if count == 0:
+def reason_to_skip(shared: Shared, first_bad: str | None) -> str | None:
+    """Why a step changes nothing, alike on every rank; None for one that does. ``first_bad``: the first parameter whose
+    gradient is not finite.
+    """
+    if shared.count == 0:
         return "no label of the batch is valid"
     if first_bad is not None:
         return f"the gradient of {first_bad} is not finite"
+    if not math.isfinite(shared.loss_sum):
+        return "the loss is not finite"
     return None
 
 

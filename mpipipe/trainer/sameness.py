@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +17,8 @@ from torch import nn
 
 from mpipipe.collectives import all_gather_objects
 from mpipipe.errors import ConfigError, DataError
-from mpipipe.schedule import ScheduleTable
+from mpipipe.schedule import Kind, ScheduleTable
+from mpipipe.stage import Stage
 from mpipipe.transport import Transport
 
 _log = logging.getLogger(__name__)
@@ -118,3 +119,18 @@ def refuse_other_tables(transport: Transport, table: ScheduleTable) -> None:
             "of another schedule or number of ranks",
             table.name,
         )
+
+
+def warn_of_forward_order(table: ScheduleTable, stages: Mapping[int, Stage]) -> None:
+    """Warn of layers with buffers in a stage of this rank whose forwards are not in the order of the microbatches."""
+    for index, stage in stages.items():
+        order = table.microbatches[(table.kinds == Kind.F) & (table.stages == index)]
+        layer = next((layer for layer in stage.layers if next(layer.module.buffers(), None) is not None), None)
+        if layer is not None and bool(np.any(order[1:] < order[:-1])):
+            _log.warning(
+                "schedule %s makes the forwards of stage %d not in microbatch order: if layer %s changes buffers in "
+                "them, as running statistics, they are others than with another schedule or number of ranks",
+                table.name,
+                index,
+                layer.name,
+            )

@@ -51,6 +51,7 @@ class TiedGroup:
                 first = parameter
             elif parameter is first or parameter.data_ptr() != first.data_ptr():
                 leaf = nn.Parameter(first.detach(), requires_grad=first.requires_grad)
+                _take_over(leaf, parameter)
                 others = [(there, word) for other, (_, there, word) in places.items() if other != name]
                 _replace(layer, parameter, leaf, others)
                 parameter = leaf
@@ -98,6 +99,17 @@ def _locate(modules: Mapping[str, nn.Module], name: str) -> tuple[nn.Module, nn.
                 continue
             return module, parent, key
     return None
+
+
+def _take_over(leaf: nn.Parameter, parameter: nn.Parameter) -> None:
+    """Hooks and attributes of a parameter go on in its place, as on a rank of its own."""
+    hooks = parameter._backward_hooks
+    if hooks:
+        leaf._backward_hooks = hooks  # the same dict: a handle removes from both
+    late = getattr(parameter, "_post_accumulate_grad_hooks", None)
+    if late:
+        leaf._post_accumulate_grad_hooks = late
+    vars(leaf).update(vars(parameter))
 
 
 def _replace(layer: nn.Module, old: nn.Parameter, new: nn.Parameter, kept: Sequence[tuple[nn.Module, str]]) -> None:

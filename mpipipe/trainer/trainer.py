@@ -37,8 +37,10 @@ from mpipipe.trainer.sameness import (
     refuse_other_batches,
     refuse_other_tables,
     refuse_other_weights,
+    warn_of_forward_order,
 )
 from mpipipe.trainer.saving import Saver
+from mpipipe.trainer.shared import note
 from mpipipe.trainer.tracing import open_trace
 from mpipipe.transport import Transport
 
@@ -101,6 +103,8 @@ class Trainer:
         self._looks_at_batches = self.transport.size > 1 and self.transport.rank in (placement[0], placement[-1])
         self._instances = instance_checksums(layers) if self.transport.size > 1 else None
         self.model = build_rank_model(self.config, model, loss_fn, placement, self.transport, self._device)
+        self._shared_buffers = self.model.shared_buffers
+        warn_of_forward_order(self._table, self.model.stages)
         self.optimizer = AdamW(self.model.parameters, self.config)
         self.paths = RunPaths(Path(self.config.run.dir))
         self.recorder = Recorder(None)
@@ -143,6 +147,7 @@ class Trainer:
         """
         config = self.config
         self._compare_instances()
+        self.model.check_trained()
         feed = TensorFeed(
             batch,
             config.batch.microbatch,
@@ -166,7 +171,7 @@ class Trainer:
             total.clear()
         result = self._run(program, feed, f"step {self.step_index + 1}")
         shared = self._share(result, feed, recorder, stop)
-        norm, skipped = self._update(recorder, shared.count)
+        norm, skipped = self._update(recorder, shared)
         loss = shared.loss_sum / shared.count if shared.count else None
         self.step_index += 1
         self.samples_seen += feed.rows
@@ -189,9 +194,12 @@ class Trainer:
 
     def _run(self, program: RankProgram, feed: TensorFeed, what: str) -> RunResult:
         try:
-            return self._engine.run(program, feed, what)
-        except Exception as error:
-            error.add_note(f"mpipipe: in {what}")
+            self._shared_buffers.begin()
+            result = self._engine.run(program, feed, what)
+            self._shared_buffers.refuse_changed()
+            return result
+        except (Exception, SystemExit) as error:
+            note(error, f"in {what}")
             raise
 
     def _share(self, result: RunResult, feed: TensorFeed, recorder: Recorder, stop: bool) -> Shared:
@@ -214,8 +222,8 @@ class Trainer:
         bubble = 1.0 - rows[:, 2].sum() / (self.transport.size * makespan) if makespan > 0 else 0.0
         return Shared(float(last[0]), int(last[1]), float(bubble), bool(rows[:, 5].any()))
 
-    def _update(self, recorder: Recorder, count: int) -> tuple[float, str | None]:
-        """Add up tied parts, divide once by ``count``, clip by the norm of the whole gradient, and step. Returns (norm,
+    def _update(self, recorder: Recorder, shared: Shared) -> tuple[float, str | None]:
+        """Add up tied parts, divide once by the count, clip by the norm of the whole gradient, and step. Returns (norm,
         why it was skipped).
         """
         t0 = time.perf_counter_ns()
@@ -225,12 +233,12 @@ class Trainer:
         if self.model.tied:
             recorder.record(int(EventKind.TIED_REDUCE), t0, t1)
         gradients = {name: gradient.finish() for name, gradient in self.model.gradients.items()}
-        factor = 1.0 / count if count else None
+        factor = 1.0 / shared.count if shared.count else None
         squares = {name: square_sum(gradient, factor) for name, gradient in gradients.items()}
         norm, first_bad = gradient_norm(self.model, self.transport, squares)
         t2 = time.perf_counter_ns()
         recorder.record(int(EventKind.CLIP), t1, t2)
-        skipped = reason_to_skip(count, first_bad)
+        skipped = reason_to_skip(shared, first_bad)
         if skipped is None:
             factor = clip_factor(norm, self.config.optimizer.clip_norm)
             if factor is not None:

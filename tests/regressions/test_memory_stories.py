@@ -9,6 +9,7 @@ import os
 import tracemalloc
 import weakref
 from pathlib import Path
+from typing import Any
 
 import little
 import numpy as np
@@ -18,6 +19,7 @@ import torch
 from torch import nn
 
 from mpipipe.cli.progress import step_progress
+from mpipipe.device import ALIGNMENT
 from mpipipe.formats.paths import RunPaths
 from mpipipe.formats.tokens import write_tokens
 from mpipipe.trainer import Trainer, train_run
@@ -165,3 +167,34 @@ def test_the_loss_that_is_told_is_the_true_one_once_a_step(tmp_path: Path) -> No
         assert [(line["step"], line["loss"]) for line in metrics] == [(n["step"], n["loss"]) for n in expected]
         assert [line["step"] for line in metrics] == [1, 2, 3, 4]
         assert sum(line.startswith("  stage ") for line in told) == p  # the split is told too
+
+
+@pytest.mark.parametrize("p, schedule", [(1, "1f1b"), (2, "1f1b"), (2, "zb-h1")])
+def test_nothing_holds_a_batch_after_its_step(p: int, schedule: str) -> None:
+    """As found: until the next step began, two batches were in memory while a loader made the second."""
+    width = 16
+
+    def aligned(step: int) -> tuple[torch.Tensor, weakref.ref[Any]]:
+        """A tensor in memory that tells when it is let go of, so that microbatches lie in it as they are."""
+        memory = np.zeros(4 * width + ALIGNMENT, dtype=np.float32)
+        first = -memory.ctypes.data % ALIGNMENT // memory.itemsize
+        values = memory[first : first + 4 * width].reshape(4, width)
+        values += step
+        return torch.from_numpy(values), weakref.ref(memory)
+
+    def work(transport: Transport) -> list[bool]:
+        layers = [little.linear(width) for _ in range(2)]
+        trainer = Trainer(little.config(schedule=schedule), layers, little.square_loss, transport=transport)
+        held = []
+        for step in range(3):
+            (inputs, one), (targets, other) = aligned(step), aligned(step + 1)
+            if step < 2:
+                trainer.step((inputs, targets))
+            else:
+                trainer.evaluate([(inputs, targets)])
+            assert one() is not None
+            del inputs, targets
+            held += [one() is not None, other() is not None]
+        return held
+
+    assert run_ranks(p, work) == [[False] * 6] * p

@@ -349,3 +349,18 @@ def test_no_run_begins_between_ranks_after_one_that_failed() -> None:
 
     told = run_ranks(2, work)
     assert all(text.startswith("step 1 can't begin: step 1 did not end, and messages") for text in told)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "eager-1f1b", "zb-h1"])
+def test_a_buffer_is_not_used_again_while_what_a_stage_made_lies_in_it(schedule: str) -> None:
+    """Outputs and gradients that are the received ones: sent on out of the buffers that they came in."""
+    views = [lambda: nn.Flatten(0), lambda: nn.Unflatten(0, (1, little.WIDTH))]
+    layers = [little.linear(), *views, *views, little.linear()]
+
+    def work(transport: Transport, **keys: object) -> list[tuple[float | None, float]]:
+        config = little.config(sequences=16, microbatch=1, **keys)
+        trainer = Trainer(config, layers, little.square_loss, transport=transport)
+        reports = [trainer.step_report(little.batch(step, 16)) for step in range(3)]
+        return [(report.loss, report.grad_norm) for report in reports]
+
+    assert run_ranks(6, lambda transport: work(transport, schedule=schedule)) == [work(solo())] * 6

@@ -100,7 +100,7 @@ def test_a_window_always_takes_what_is_needed_now() -> None:
     assert window.take(1000, needed=True)
     window.clear()
     assert [window.take(1) for _ in range(RECEIVES_OPEN + 1)] == [True] * RECEIVES_OPEN + [False]
-    assert window.full
+    assert window.open == RECEIVES_OPEN
     window.give(1)
     assert window.take(99 - RECEIVES_OPEN)
     window.give(1)

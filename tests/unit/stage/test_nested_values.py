@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -80,6 +82,17 @@ def test_two_values_have_one_spec_only_if_they_differ_in_tensors_alone(one: Any,
 )
 def test_values_that_python_takes_as_equal_are_not(one: object, other: object) -> None:
     assert flatten((torch.ones(1), one))[1] != flatten((torch.ones(1), other))[1]
+
+
+@pytest.mark.parametrize("made", [lambda: float("nan"), lambda: complex("nan+2j"), lambda: [None, float("nan")]])
+def test_nan_is_nan_here_and_after_a_journey(made: Callable[[], object]) -> None:
+    """Two are equal to nothing, not to themselves: every microbatch had another structure, and was refused."""
+    tensor = torch.ones(1)
+    specs = [flatten([made(), tensor])[1] for _ in range(2)]
+    assert specs[0] == specs[1] == pickle.loads(pickle.dumps(specs[0]))
+    assert hash(specs[0]) == hash(specs[1])
+    assert repr(rebuild(specs[0], [tensor])) == repr([made(), tensor])
+    assert specs[0] != flatten([1.0, tensor])[1]
 
 
 def test_mappings_become_dicts_and_the_order_of_keys_counts() -> None:

@@ -134,9 +134,6 @@ def run(
             found[k] = next(iter(stage.backward(k, gradient)), None)
         elif text[0] == "I":
             found[k] = next(iter(stage.backward_input(k, gradient)), None)
-            if found[k] is not None:
-                for kept in (inputs[k], others[k]):
-                    assert found[k].untyped_storage().data_ptr() != kept.untyped_storage().data_ptr()
         else:
             stage.backward_weight(k)
     assert not any(gradient.total.requires_grad for layer in stage.layers for gradient in layer.gradients)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import little
 import pytest
@@ -264,6 +265,57 @@ def test_a_fault_names_the_layer_by_its_class_where_it_has_no_name() -> None:
     with pytest.raises(ValueError, match="here") as caught:
         step(named, *data())
     assert caught.value.__notes__ == ["mpipipe: in layer 0 (blocks.0), stage 0, microbatch 0"]
+
+
+@dataclass(frozen=True)
+class Fixed(Exception):
+    """Takes no attribute, and so no note."""
+
+    what: str
+
+
+class Raises(nn.Module):
+    """Raises in its forward, or in its backward."""
+
+    def __init__(self, error: BaseException, forward: bool) -> None:
+        super().__init__()
+        self.error = error
+        self.in_forward = forward
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.in_forward:
+            raise self.error
+        y = x * 2
+        y.register_hook(self.hook)
+        return y
+
+    def hook(self, gradient: torch.Tensor) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize("forward", [True, False])
+def test_an_error_that_takes_no_note_stays_what_it_is(forward: bool) -> None:
+    with pytest.raises(Fixed) as caught:
+        step(stage_of([nn.Linear(16, 16), Raises(Fixed("hot"), forward)]), *data())
+    assert caught.value.what == "hot"
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, int]:
+        raise Fixed("cold")
+
+    with pytest.raises(Fixed):
+        step(stage_of(chain(1), loss), *data())
+
+
+@pytest.mark.parametrize("forward", [True, False])
+def test_sys_exit_in_a_layer_says_where_and_an_interrupt_takes_no_lines(forward: bool) -> None:
+    with pytest.raises(SystemExit) as caught:
+        step(stage_of([nn.Linear(16, 16), Raises(SystemExit(3), forward)]), *data())
+    where = "layer 1 (Raises), stage 0" if forward else "the backward of layer 1 (Raises)"
+    assert caught.value.code == 3
+    assert caught.value.__notes__ == [f"mpipipe: in {where}, microbatch 0"]
+    with pytest.raises(KeyboardInterrupt) as interrupted:
+        step(stage_of([nn.Linear(16, 16), Raises(KeyboardInterrupt(), forward)]), *data())
+    assert not hasattr(interrupted.value, "__notes__")
 
 
 def test_the_batch_itself_stays_as_it_is() -> None:

@@ -97,7 +97,7 @@ def test_a_buffer_that_is_handed_on_and_then_changed(p: int, schedule: str, chun
         return [lambda: Counting(copies), *rest, apply(lambda f, v: f(v[0]) * v[1])]
 
     config = settings(schedule, chunks)
-    with pytest.raises(EngineError, match=r"a layer of stage 0 \(layer 0 .* had returned for the microbatch before"):
+    with pytest.raises(EngineError, match=r"a layer of stage 0 \(layer 0 .* had returned for an earlier microbatch"):
         little.train_on(p, lambda: layers(False), config, data())
     everywhere(layers(True), cuts=[(p, schedule, chunks)])
 
@@ -185,6 +185,10 @@ def _takes(f: nn.Module, v: dict[str, Any]) -> torch.Tensor:
 @pytest.mark.parametrize("value", [3, -0.0, None, True, "text", b"text", 2j, ("a", [1, None]), {"k": 2.5}], ids=repr)
 def test_a_constant_beside_tensors_crosses(value: object) -> None:
     everywhere([_calls(lambda _: value), apply(_takes), little.linear(), little.linear()])
+
+
+def test_a_new_nan_for_every_microbatch_is_a_constant() -> None:
+    everywhere([_calls(lambda _: [float("nan")]), apply(_takes), little.linear(), little.linear()])
 
 
 @pytest.mark.parametrize("later", [2, 1.0, True, None, "1", -1, [1], {"k": 1}], ids=repr)

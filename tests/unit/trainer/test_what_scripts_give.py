@@ -5,6 +5,8 @@ an error says that it was.
 from __future__ import annotations
 
 import logging
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import little
@@ -101,6 +103,47 @@ def test_an_error_in_a_layer_names_the_step_or_the_batch_of_the_evaluation() -> 
     with pytest.raises(ZeroDivisionError) as caught:
         trainer.evaluate([little.batch(0), bad])
     assert caught.value.__notes__[-1] == "mpipipe: in batch 2 of an evaluation"
+
+
+@dataclass(frozen=True)
+class Fixed(Exception):
+    """Takes no attribute, and so no note."""
+
+    what: str
+
+
+class RaisesFixed(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise Fixed("hot")
+
+
+@pytest.mark.parametrize("p", [1, 2])
+@pytest.mark.parametrize("built", [True, False])
+def test_an_error_that_takes_no_notes_keeps_its_type(p: int, built: bool) -> None:
+    """It became ``FrozenInstanceError: cannot assign to field '__notes__'``, without a word of what was wrong."""
+
+    def fails() -> nn.Module:
+        raise Fixed("hot")
+
+    def work(transport: Transport) -> None:
+        layers = [little.linear(), fails if not built else RaisesFixed]
+        Trainer(little.config(), layers, little.square_loss, transport=transport).step(little.batch(0))
+
+    with pytest.raises(Fixed) as caught:
+        run_ranks(p, work)
+    assert caught.value.what == "hot"
+
+
+def test_sys_exit_in_a_layer_tells_where() -> None:
+    class Exits(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            sys.exit(5)
+
+    with pytest.raises(SystemExit) as caught:
+        made([little.linear(), Exits]).step(little.batch(0))
+    assert caught.value.code == 5
+    assert caught.value.__notes__[0] == "mpipipe: in layer 1 (Exits), stage 0, microbatch 0"
+    assert caught.value.__notes__[-1] == "mpipipe: in step 1"
 
 
 def test_a_checkpoint_of_other_layers_speaks_of_the_script(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
+from weakref import ref
 
 import torch
 
@@ -18,22 +18,25 @@ class HandedOn:
     __slots__ = ("_newest", "_placed")
 
     def __init__(self) -> None:
-        self._newest: Sequence[tuple[weakref.ref[torch.Tensor], int]] = ()
-        self._placed: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+        self._newest: Sequence[tuple[ref[torch.Tensor], int]] = ()
+        self._placed: dict[int, tuple[ref[torch.Tensor], int]] = {}
 
     def add(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Take up what is handed on now. False when something from before, which someone still holds, has changed."""
+        for before, version in self._newest:
+            tensor = before()
+            if tensor is not None and tensor._version != version:
+                return False
         placed = self._placed
         entries = []
-        for entry in self._newest:
-            if _changed(entry):
-                return False
         for one in tensors:
             start = one.data_ptr()
             earlier = placed.get(start)
-            if earlier is not None and _changed(earlier):
-                return False
-            placed[start] = entry = (weakref.ref(one), one._version)
+            if earlier is not None:
+                tensor = earlier[0]()
+                if tensor is not None and tensor._version != earlier[1]:
+                    return False
+            placed[start] = entry = (ref(one), one._version)
             entries.append(entry)
         self._newest = entries
         return True
@@ -42,8 +45,3 @@ class HandedOn:
         """Forget all, at the end of a run."""
         self._newest = ()
         self._placed.clear()
-
-
-def _changed(entry: tuple[weakref.ref[torch.Tensor], int]) -> bool:
-    tensor = entry[0]()
-    return tensor is not None and tensor._version != entry[1]

@@ -206,26 +206,23 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, bias: Tensor | None, x: Tensor, transposed: Tensor) -> Tensor:
-        ctx.save_for_backward(x, transposed._base)
-        ctx.transposed = transposed  # the way to the weight in a graph of the gradient
+        ctx.save_for_backward(x, transposed)
         ctx.late = None  # where the gradients go that wait, as ``WeightSink.collect`` says
         ctx.hooked = False
         return x.mm(transposed) if bias is None else torch.addmm(bias, x, transposed)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        x, weight = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            weight = ctx.transposed.t()
+        x, transposed = ctx.saved_tensors
         needs_bias, needs_x, needs_weight = ctx.needs_input_grad
         if ctx.late is not None and _graph_is_kept is not None and not _graph_is_kept():
-            (uses, late_weight, late_bias), ctx.late = ctx.late, None
-            uses.append(Use(late_weight, late_bias, x, gradient, (x._version, gradient._version)))
-            needs_weight = needs_weight and late_weight is None
-            needs_bias = needs_bias and late_bias is None
+            (uses, weight, bias), ctx.late = ctx.late, None
+            uses.append(Use(weight, bias, x, gradient, (x._version, gradient._version)))
+            needs_weight = needs_weight and weight is None
+            needs_bias = needs_bias and bias is None
         return (
             gradient.sum(0) if needs_bias else None,
-            gradient.mm(weight) if needs_x else None,
+            gradient.mm(transposed.t()) if needs_x else None,
             gradient.t().mm(x).t() if needs_weight else None,
         )
 

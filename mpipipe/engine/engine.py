@@ -116,7 +116,7 @@ class Engine:
                     handlers[op.kind](op)
                 self._phase = "at the end of its row in"
                 self._finish_sends()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             before = " ".join(map(str, list(story)[:-1])) or "nothing"
             with suppress(Exception):  # an error that takes no note
                 error.add_note(f"mpipipe: rank {self._rank} at {op}; before it: {before}")

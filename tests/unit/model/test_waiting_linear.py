@@ -114,6 +114,7 @@ WAY_OUT = [
 ]  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own, at the first dual tensor
 @pytest.mark.parametrize("case", WAY_OUT)
 def test_what_can_not_wait_is_left_to_torch(case: str) -> None:
     sink = active()
@@ -165,7 +166,7 @@ def split(y: torch.Tensor, sink: WeightSink, wanted: list[torch.Tensor]) -> tupl
 
 
 def test_a_parameter_that_is_used_by_something_else_too_does_not_wait() -> None:
-    """Autograd adds three gradients in the order of its backward: 1 + 2**30 - 2**30 is not 1 in another one."""
+    """Autograd adds the uses in the order of its backward, and (a + b) + c is not a + (b + c)."""
     for bias_too in (True, False):
         sink = active()
         weight, bias = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4))

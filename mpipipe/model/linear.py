@@ -131,7 +131,7 @@ def weight_gradients(uses: list[Use]) -> dict[int, Tensor]:
             raise EngineError(
                 f"the input {tuple(x.shape)} of a linear map, or the gradient of its output, was changed in place "
                 "between the two halves of its backward: give the map, or who changes it, x.clone(); or set "
-                "parallel.schedule to one without W actions"
+                "pipeline.schedule to one without W actions"
             )
         if weight is not None:
             _add(found, weight, gradient.t().mm(x))

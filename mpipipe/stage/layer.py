@@ -122,7 +122,16 @@ class StageLayer:
         return Halves(_of_leaves(leaves, found), self, found=found[len(leaves) :], uses=uses)
 
     def split(self, wanted: bool) -> None:
-        """Whether the next forwards are followed by split backwards; either way, either backward is right."""
+        """Before a run: whether its forwards are followed by split backwards; either way, either backward is right.
+
+        Raises ``EngineError`` for a hook that would see, or change, the total instead of a gradient.
+        """
+        for name, parameter in zip(self.names, self.parameters, strict=True):
+            if getattr(parameter, "_post_accumulate_grad_hooks", None):
+                raise EngineError(
+                    f"parameter {name} has a post-accumulate hook, which would be called after every microbatch with "
+                    "the total so far: take register_hook, which is given each gradient, or update after the step"
+                )
         if wanted and not self._deferred:
             before = self.module.__dict__.get("forward")
             self._has_maps = defer_linear(self.module, self.sink)

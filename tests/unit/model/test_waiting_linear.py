@@ -216,7 +216,7 @@ def test_a_change_in_place_before_the_weight_half_is_told(changed: str) -> None:
     uses = sink.take()
     with torch.no_grad():
         (x if changed == "input" else gradient).mul_(2)
-        with pytest.raises(EngineError, match=r"input \(3, 4\) of a linear map.*x\.clone\(\).*parallel\.schedule"):
+        with pytest.raises(EngineError, match=r"input \(3, 4\) of a linear map.*x\.clone\(\).*pipeline\.schedule"):
             weight_gradients(uses)
 
 

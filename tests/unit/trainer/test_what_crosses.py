@@ -13,7 +13,7 @@ import torch
 from nested import W, apply, data, everywhere, only, settings
 from torch import nn
 
-from mpipipe.errors import DataError, EngineError, MessageMismatchError
+from mpipipe.errors import DataError, EngineError, MessageMismatchError, TransportError
 from mpipipe.trainer import Trainer
 from mpipipe.transport import Transport, run_ranks, solo
 
@@ -348,3 +348,26 @@ def test_buffers_that_nobody_keeps_are_used_again(p: int, schedule: str, chunks:
 
     for _, *later in run_ranks(p, run):
         assert later == [later[0]] * 4
+
+
+def test_a_hook_on_totals_is_refused_with_its_parameter() -> None:
+    """Torch calls it once a backward, so with the total of some microbatches: an update in it would train on parts."""
+
+    class Updates(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(little.WIDTH, little.WIDTH)
+            self.linear.weight.register_post_accumulate_grad_hook(lambda parameter: parameter.grad.mul_(2.0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x)
+
+    def work(transport: Transport) -> None:
+        trainer = Trainer(little.config(), [little.linear(), Updates], little.square_loss, transport=transport)
+        with pytest.raises((EngineError, TransportError)) as caught:
+            trainer.step(little.batch(0))
+        if transport.rank == transport.size - 1:
+            assert "parameter 1.linear.weight has a post-accumulate hook" in str(caught.value)
+
+    work(solo())
+    run_ranks(2, work)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""One rank of a launch of ``bench_sleeping.py``: mpipipe's trainer and two bare loops on stages that sleep.
+"""One rank of a launch of ``bench_sleeping.py``: mpipipe's trainer and a bare loop on stages that sleep.
 
     mpirun -n P python tools/bench_sleepers.py TOLD         TOLD: what ``bench_sleeping.launch`` says, as JSON
 
@@ -32,7 +32,7 @@ def run_rank(told: dict[str, Any]) -> int:
     transport = open_world()
     try:
         transport.configure(timeout_s=told["limit_s"], wait="auto")
-        let_stages_sleep(told["backward_s"])
+        let_stages_sleep(told["forward_s"], told["backward_s"], told["values"])
         for number, case in enumerate(told["cases"]):
             row = run_case(told, case, transport, Path(told["folder"]) / f"run-{number}")
             if transport.rank == 0:
@@ -51,7 +51,7 @@ def run_case(told: dict[str, Any], case: dict[str, Any], transport: Any, folder:
     table = build(case["schedule"], p=case["p"], m=case["m"], v=case["v"])
     loops: dict[str, Any] = {"ours": OurLoop(told, case, transport, folder)}
     if case["bare"]:
-        loops |= {"bare": BareLoop(told, table), "layers": LayerLoop(told, table)}
+        loops["bare"] = BareLoop(told, table)
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in loops}
     for _ in range(WARM + told["steps"]):
         for name, loop in loops.items():
@@ -64,16 +64,15 @@ def run_case(told: dict[str, Any], case: dict[str, Any], transport: Any, folder:
     ranks = all_gather_objects(transport, {name: found[WARM:] for name, found in times.items()})
     row = {key: case[key] for key in ("schedule", "p", "v", "m")}
     row["simulated_ms"] = case["simulated_s"] * 1e3
-    for name, prefix in (("ours", ""), ("bare", "bare_"), ("layers", "layers_")):
+    for name, prefix in (("ours", ""), ("bare", "bare_")):
         if name in loops:
             walls = [wall for wall, _ in ranks[0][name]]
             cpu_s = sum(used for rank in ranks for _, used in rank[name])
             row[f"{prefix}step_ms"] = statistics.median(walls) * 1e3
             row[f"{prefix}excess"] = statistics.median(walls) / case["simulated_s"] - 1
             row[f"{prefix}core_share"] = cpu_s / (available_cores() * sum(walls))
-    for name in ("bare", "layers"):
-        if name in loops and row[f"{name}_excess"] > 0:
-            row[f"excess_over_{name}"] = row["excess"] / row[f"{name}_excess"]
+    if "bare" in loops and row["bare_excess"] > 0:
+        row["excess_over_bare"] = row["excess"] / row["bare_excess"]
     if transport.rank == 0:
         makespan_s, over_own_costs = traced_makespan(folder, table)
         row["pipeline_excess"] = makespan_s / case["simulated_s"] - 1
@@ -98,80 +97,49 @@ def traced_makespan(folder: Path, table: ScheduleTable) -> tuple[float, float]:
     return statistics.median(lengths) / 1e9, statistics.median(ratios)
 
 
-class Due:
-    """What the backward under way has yet to sleep."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def sleep(self, since: float | None = None) -> None:
-        """Sleep it, once; ``since`` (of ``time.perf_counter``): what has passed from there on counts."""
-        seconds, self.seconds = self.seconds, 0.0
-        if seconds:
-            time.sleep(max(0.0, seconds if since is None else since + seconds - time.perf_counter()))
+EARLY_S = 0.3e-3
+"""A kernel wakes a process that sleeps for milliseconds 0.1 to 0.2 ms late: the rest is waited for with the clock."""
 
 
-DUE = Due()
+def sleep_until(time_s: float) -> None:
+    """Return at ``time_s`` (of ``time.perf_counter``)."""
+    left = time_s - EARLY_S - time.perf_counter()
+    if left > 0.0:
+        time.sleep(left)
+    while time.perf_counter() < time_s:
+        pass
 
 
-def let_stages_sleep(backward_s: float) -> None:
-    """From here on in this process: a stage's whole backward sleeps ``backward_s``, each half of a split one half of
-    it, also where a half has nothing to compute (the input half of the first stage). A whole backward and an input half
-    sleep where autograd runs the layer's.
+def let_stages_sleep(forward_s: float, backward_s: float, values: int) -> None:
+    """From here on in this process: a stage computes nothing. Its forward sleeps ``forward_s``, its whole backward
+    ``backward_s``, each half of a split one half of that; outputs and gradients have ``values`` zeros.
     """
-    from mpipipe.stage import Stage
-
-    def sleeping(name: str, inside_s: float, after_s: float) -> None:
-        original = getattr(Stage, name)
-
-        def wrapped(stage: Any, *arguments: Any, **options: Any) -> Any:
-            DUE.seconds = inside_s
-            found = original(stage, *arguments, **options)
-            DUE.seconds += after_s
-            DUE.sleep()
-            return found
-
-        setattr(Stage, name, wrapped)
-
-    sleeping("backward", backward_s, 0.0)
-    sleeping("backward_input", backward_s / 2, 0.0)
-    sleeping("backward_weight", 0.0, backward_s / 2)
-
-
-def make_layer(forward_s: float) -> Any:
-    """A layer of one trainable number whose forward takes ``forward_s``, and whose backward what ``DUE`` says."""
     import torch
 
-    class Sleep(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-            until = time.perf_counter() + forward_s
-            ctx.save_for_backward(x, scale)
-            output = x * scale
-            time.sleep(max(0.0, until - time.perf_counter()))
-            return output
+    from mpipipe.stage import Activation, Gradients, Stage
 
-        @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            begun = time.perf_counter()
-            x, scale = ctx.saved_tensors
-            found = gradient * scale, (gradient * x).sum()
-            DUE.sleep(begun)
-            return found
+    made = torch.zeros(1, values)
 
-    class Layer(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = torch.nn.Parameter(torch.ones(()))
+    def sleeping(seconds: float, found: Any) -> Any:
+        def sleep(stage: Any, *arguments: Any) -> Any:
+            sleep_until(time.perf_counter() + seconds)
+            return found(stage)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return Sleep.apply(x, self.scale)
+        return sleep
 
-    return Layer()
+    def gradients(stage: Any) -> Gradients:
+        return [made] if stage.index else []
+
+    replaced: Any = Stage
+    replaced.forward = sleeping(forward_s, lambda stage: Activation((made,), (True,)))
+    replaced.loss = lambda stage, *arguments, keep: (made[0, 0], values)
+    replaced.backward = sleeping(backward_s, gradients)
+    replaced.backward_input = sleeping(backward_s / 2, gradients)
+    replaced.backward_weight = sleeping(backward_s / 2, lambda stage: None)
 
 
 class OurLoop:
-    """mpipipe's trainer on layers that sleep, one a stage."""
+    """mpipipe's trainer on stages that sleep, with one trainable number each."""
 
     def __init__(self, told: dict[str, Any], case: dict[str, Any], transport: Any, folder: Path) -> None:
         import torch
@@ -190,7 +158,7 @@ class OurLoop:
                 "comm": {"timeout_s": told["limit_s"]},
             }
         )
-        layers = [partial(make_layer, told["forward_s"])] * (case["p"] * case["v"])
+        layers = [partial(torch.nn.Linear, 1, 1, bias=False)] * (case["p"] * case["v"])
         self._trainer = Trainer(config, layers, loss_fn, transport=transport)
         self._batch = (torch.ones(case["m"], told["values"]), torch.ones(case["m"], told["values"]))
 
@@ -228,65 +196,27 @@ class BareLoop:
         self._sources = {lane: place[lane[1] - (1 if lane[0] else -1)] for lane in self._lanes}
 
     def _post(self, lane: tuple[bool, int]) -> Any:
-        """The lane's next receive with its buffer, None at its end."""
+        """The lane's next receive, None at its end."""
         tag = next(self._left[lane], None)
-        return None if tag is None else (self._comm.Irecv(self._into[tag], self._sources[lane], tag), self._into[tag])
+        return None if tag is None else self._comm.Irecv(self._into[tag], self._sources[lane], tag)
 
     def step(self) -> None:
         self._left = {lane: iter(tags) for lane, tags in self._lanes.items()}
         posted = {lane: self._post(lane) for lane in self._lanes}
         sends = []
         for lane, action, target in self._work:
-            received = None
             if lane is not None:
-                request, received = posted[lane]
-                self._wait(request)
+                self._wait(posted[lane])
                 posted[lane] = self._post(lane)
-            made = self._act(action, received)
+            sleep_until(time.perf_counter() + self._sleeps[Kind(action.kind)])
             if target is not None:
-                sends.append((self._comm.Isend(made, *target), made))
-        for request, _ in sends:
+                sends.append(self._comm.Isend(self._out, *target))
+        for request in sends:
             self._wait(request)
-
-    def _act(self, action: Any, received: Any) -> Any:
-        time.sleep(self._sleeps[Kind(action.kind)])
-        return self._out
 
     def _wait(self, request: Any) -> None:
         while not request.Test():
             time.sleep(NAP_S)
-
-
-class LayerLoop(BareLoop):
-    """The same with the layers that mpipipe trains, by torch's autograd; for one stage a rank, F and B."""
-
-    def __init__(self, told: dict[str, Any], table: ScheduleTable) -> None:
-        import torch
-
-        super().__init__(told, table)
-        self._torch, self._layer = torch, make_layer(told["forward_s"])
-        self._target = torch.ones(told["values"])
-        self._optimizer = torch.optim.AdamW(self._layer.parameters(), fused=True)
-
-    def step(self) -> None:
-        self._kept: dict[int, Any] = {}
-        super().step()
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-
-    def _act(self, action: Any, received: Any) -> Any:
-        torch, stage, k = self._torch, action.stage, action.microbatch
-        if action.kind == Kind.F:
-            leaf = self._target if received is None else torch.from_numpy(received).requires_grad_()
-            output = self._layer(leaf)
-            if stage == self._last:
-                output = (output * self._target).sum()
-            self._kept[k] = (leaf, output)
-            return output.detach().numpy()
-        leaf, output = self._kept.pop(k)
-        DUE.seconds = self._sleeps[Kind.B]
-        torch.autograd.backward(output, None if received is None else torch.from_numpy(received))
-        return None if leaf.grad is None else leaf.grad.numpy()
 
 
 if __name__ == "__main__":

@@ -6,17 +6,16 @@ simulator's makespan, with many more ranks than cores.
     python tools/bench_sleeping.py -p 4 8 16
     python tools/bench_sleeping.py --forward-ms 2 --backward-ms 4 --schedule 1f1b gpipe
 
-A forward takes --forward-ms, a backward --backward-ms, the layer's few operations included, each half of a split
-backward half of that. Messages have 64 KiB; mpipipe's trace is on, its optimizer and its exchange of the loss count. In
-turn with its steps, in the same launch, two bare loops run: the table's rows with the same sleeps and nothing else, and
-with the same layers by torch's autograd; plain MPI calls, and Test with naps of 50 us.
+A forward takes --forward-ms, a backward --backward-ms, each half of a split backward half of that: the stage's methods
+sleep and compute nothing, all else is the trainer's, its engine's and transport's own. Messages have 64 KiB; the trace
+is on, the optimizer and the exchange of the loss count. In turn with its steps, in the same launch, a bare loop runs:
+the table's rows with the same sleeps and plain MPI calls, Test with naps of 50 us, and nothing else.
 
 Printed: the median step from barrier to barrier, after one that warms up; the simulator's makespan; the excess of the
 step over it; by the trace that of the pipeline alone, and the pipeline's over the makespan with the costs that the
-actions had; the processor time of all ranks as a share of the cores; the same of the bare loop that only sleeps, and
-mpipipe's excess over its; the excess of the bare loop with layers, and mpipipe's over that. A table that would take
-more than a minute is left out unless --long is given. Sleeping takes no core, but other work on the machine makes every
-figure worse: the load is told. The last line is JSON.
+actions had; the processor time of all ranks as a share of the cores; the same of the bare loop, and mpipipe's excess
+over its. A table that would take more than a minute is left out unless --long is given. Sleeping takes no core, but
+other work on the machine makes every figure worse: the load is told. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -133,8 +132,7 @@ COLUMNS = (  # title, key, form, width
     ("excess", "excess", "{:.2%}", 7), ("pipeline", "pipeline_excess", "{:.2%}", 8),
     ("own costs", "excess_over_own_costs", "{:.2%}", 9), ("cores", "core_share", "{:.1%}", 6),
     ("bare", "bare_excess", "{:.2%}", 7), ("its cores", "bare_core_share", "{:.1%}", 9),
-    ("ours/it", "excess_over_bare", "{:.2f}", 7), ("layers", "layers_excess", "{:.2%}", 7),
-    ("ours/it", "excess_over_layers", "{:.2f}", 7),
+    ("ours/it", "excess_over_bare", "{:.2f}", 7),
 )  # fmt: skip
 
 

@@ -104,6 +104,8 @@ STORIES: dict[str, tuple[str, ...]] = {
     ),
     "B17 memory grew from step to step": (
         f"{MEMORY}::test_memory_stays_flat_over_300_steps",
+        f"{MEMORY}::test_nothing_holds_a_batch_after_its_step",
+        "unit/stage/test_split_backward.py::test_two_halves_have_the_bits_of_one_backward",
         "unit/trainer/test_trainer_state.py::test_memory_is_flat_over_fifty_steps",
         "unit/engine/test_mail.py::test_sequences_of_ever_new_lengths_do_not_pile_up_buffers",
     ),

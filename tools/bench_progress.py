@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import signal
 import statistics
 import subprocess
@@ -27,6 +26,8 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+
+from bench_engine import mpi_launcher
 
 ROOT = Path(__file__).resolve().parent.parent
 PATHS = {
@@ -189,18 +190,6 @@ def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
 # --- the launches ---
 
 
-def mpi_launcher() -> tuple[list[str], str]:
-    """mpirun beside this Python, else that of PATH, with what it needs on one machine; and the library's name."""
-    beside = Path(sys.executable).parent / "mpirun"
-    mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
-    if mpirun is None:
-        raise SystemExit("no mpirun, neither beside this Python nor on PATH")
-    version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False).stdout
-    if "Open MPI" in version:
-        return [mpirun, "--oversubscribe", "--bind-to", "none"], "Open MPI"
-    return [mpirun], "MPICH"
-
-
 def launch(path: str, variables: dict[str, str], launcher: list[str], timeout_s: float) -> list[dict[str, Any]]:
     """The cases of one launch; none, with a word on why, when it fails or does not end."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **variables}
@@ -245,7 +234,10 @@ def main() -> int:
         measure(given)
         return 0
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # by way of launch: it ends the ranks
-    launcher, library = mpi_launcher()
+    try:
+        launcher, library = mpi_launcher()
+    except FileNotFoundError as error:
+        raise SystemExit(str(error)) from None
     found = []
     print(f"{library}: {MICROBATCHES} microbatches of {LAYERS} layers, {given.rounds} rounds in turn")
     for path in given.paths:

@@ -184,7 +184,7 @@ class Engine:
             self._outputs[(index + 1, k)] = output
         self.recorder.record(_F, t0, time.perf_counter_ns(), op.row, index, op.chunk, k)
         if not self._training or index < self._first_trained:
-            self._release(index, k)  # nothing is kept, and the output has memory of its own
+            self._release(index, k)  # nothing is kept; a buffer that the output lies in is not used again
 
     def _let_go(self, op: Op) -> None:
         """The backward of a frozen stage with no trainable one before it: nothing to compute."""

@@ -112,7 +112,7 @@ class Stage:
         return self._hand_on(passed)
 
     def evaluate(self, inputs: Activation | Nested, key: MicrobatchKey) -> Activation:
-        """Run all layers and keep nothing. What is returned has memory as that of ``forward``."""
+        """Run all layers and keep nothing. What is returned may lie where that of ``forward`` may."""
         given = inputs if isinstance(inputs, Activation) else None
         passed = given
         with torch.no_grad():

@@ -5,9 +5,9 @@ torch's classes are built without ranks or models: on stages that only say how m
 
 import csv
 from collections import defaultdict
-from types import SimpleNamespace
 
 import pytest
+from torch_stub import stage
 
 from mpipipe.errors import ScheduleError
 from mpipipe.schedule import Kind, ScheduleTable, build, find_problems, lower, names, strip
@@ -24,20 +24,6 @@ def torch_schedules():
     from torch.distributed.pipelining import schedules
 
     return schedules
-
-
-def stage(index, p, num_stages):
-    return SimpleNamespace(
-        stage_index=index,
-        num_stages=num_stages,
-        group_size=p,
-        group_rank=0,
-        group=None,
-        submod=None,
-        is_first=index == 0,
-        is_last=index == num_stages - 1,
-        has_backward=True,
-    )
 
 
 def torch_schedule(name, p, v, m):

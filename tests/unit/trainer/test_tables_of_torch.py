@@ -10,13 +10,13 @@ import csv
 import functools
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import little
 import numpy as np
 import pytest
 from torch import nn
+from torch_stub import stage
 
 from mpipipe.schedule.exchange import load_table
 
@@ -40,20 +40,6 @@ CASES = [
     *((name, p, v, form) for name in OF_SEVERAL for p in (2, 4) for v in (1, 2, 3) for form in FORMS),
     *((name, p, 2, form) for name in V_SHAPED for p in (2, 4) for form in FORMS),
 ]
-
-
-def stage(index: int, p: int, num_stages: int) -> SimpleNamespace:
-    return SimpleNamespace(
-        stage_index=index,
-        num_stages=num_stages,
-        group_size=p,
-        group_rank=0,
-        group=None,
-        submod=None,
-        is_first=index == 0,
-        is_last=index == num_stages - 1,
-        has_backward=True,
-    )
 
 
 def dump(name: str, p: int, v: int, form: str, path: Path) -> None:

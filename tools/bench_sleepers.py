@@ -97,8 +97,8 @@ def traced_makespan(folder: Path, table: ScheduleTable) -> tuple[float, float]:
     return statistics.median(lengths) / 1e9, statistics.median(ratios)
 
 
-EARLY_S = 0.3e-3
-"""A kernel wakes a process that sleeps for milliseconds 0.1 to 0.2 ms late: the rest is waited for with the clock."""
+EARLY_S = 0.12e-3
+"""A sleep of milliseconds ends 0.07 to 0.11 ms late: the rest is waited for with the clock."""
 
 
 def sleep_until(time_s: float) -> None:

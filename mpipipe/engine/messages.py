@@ -153,17 +153,19 @@ class Mail:
         return [next(rest) if needed else None for needed in form.needs], entry.buffers, entry.nbytes
 
     def _take(self, op: Op) -> _Receive:
-        """The receive of ``op``, complete."""
+        """The receive of ``op``, complete. The next one is opened first: the rank may have time as long as it waits,
+        and none once the message is there.
+        """
         if not self._open:  # a gradient whose form was not known any earlier
             self._post(op, needed=True)
         entry = self._open.popleft()
         assert entry.op is op, f"{op} is not the next receive, {entry.op} is"
-        for request in entry.requests:
-            if not request.test():
-                self._transport.wait(request, f"{op.name} of rank {op.peer}")
         self._window.give(entry.nbytes)
         if self._next < len(self._receives):
             self._post_ahead()
+        for request in entry.requests:
+            if not request.test():
+                self._transport.wait(request, f"{op.name} of rank {op.peer}")
         return entry
 
     def _tensors(self, entry: _Receive, parts: tuple[Part, ...]) -> list[torch.Tensor]:
@@ -191,7 +193,6 @@ class Mail:
 
     def send_activation(self, op: Op, activation: Activation) -> int:
         """Begin to send; leave its tensors unchanged from here on. Returns the bytes of the message."""
-        self.reap()
         key = (op.stage, self._signatures[op.microbatch])
         agreed = self.forms.agreed.get(key)
         if agreed is None:
@@ -202,7 +203,6 @@ class Mail:
 
     def send_gradient(self, op: Op, gradients: Gradients) -> int:
         """As ``send_activation``."""
-        self.reap()
         return self._send(op, gradients)
 
     def _send(self, op: Op, tensors: Sequence[torch.Tensor | None]) -> int:
@@ -215,6 +215,7 @@ class Mail:
             entry.buffers.append(buffer)
             entry.nbytes += buffer.nbytes
         self._sends.append(entry)
+        self.reap()  # once the message has gone
         return entry.nbytes
 
     def _announce(self, op: Op, activation: Activation, key: tuple[int, int]) -> None:

@@ -46,12 +46,12 @@ def polls(schedule: str, layers: int, partition: list[int]) -> list[int]:
 def test_a_rank_polls_between_its_layers(schedule: str) -> None:
     few, many = polls(schedule, 3, [1, 2]), polls(schedule, 9, [1, 8])
     assert few[0] == many[0]  # it has one layer in both
-    assert many[1] - few[1] >= 6 * 4  # six borders more, in every forward at least, while a receive is open
+    assert many[1] - few[1] >= 6 * 3  # six borders more, in every forward but the last at least: a receive is open
 
 
 def test_a_rank_polls_between_actions_that_no_message_parts() -> None:
     """F and B of a microbatch on the last rank, while the next activation is on its way."""
-    assert polls("1f1b", 2, [1, 1])[1] == polls("naive", 2, [1, 1])[1] == 4
+    assert polls("1f1b", 2, [1, 1])[1] == polls("naive", 2, [1, 1])[1] == 3  # at the last B there is no other one
     assert polls("gpipe", 2, [1, 1])[1] == 0  # at the first B all activations have come, and no gradient has gone
 
 

@@ -104,7 +104,7 @@ def test_naps_grow_with_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     assert clock.naps[-1] == 500e-6
     waited = 0.0
     for nap in clock.naps:
-        assert nap <= max(50e-6, (waited + 0.01) / 256)
+        assert nap <= max(50e-6, (waited + 0.01) / 128)
         waited += nap
     assert clock.naps == sorted(clock.naps)
     assert 1900 < len(clock.naps) < 2700

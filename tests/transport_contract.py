@@ -131,6 +131,68 @@ def check_that_a_complete_request_stays_so(transport: Transport) -> None:
     assert arrived.tolist() == [7, before]
 
 
+class Chained:
+    """A request made of requests, as an engine has them: each message that has arrived sends the next one on, from
+    inside ``test``. Complete when ``links`` of them have arrived and those sent on were taken.
+    """
+
+    def __init__(self, transport: Transport, links: int, tag: int) -> None:
+        self._transport, self._left, self._tag = transport, links, tag
+        self.peer, self._after = _neighbours(transport)
+        self._memory = _bytes(0, 0)
+        self._sends = [transport.isend(_bytes(links, transport.rank), self._after, tag)]
+        self._receive = transport.irecv(self._memory, self.peer, tag)
+
+    def test(self) -> bool:
+        while self._left and self._receive.test():
+            assert self._memory.tolist() == [self._left, self.peer]
+            self._left -= 1
+            if self._left:
+                note = _bytes(self._left, self._transport.rank)
+                self._sends.append(self._transport.isend(note, self._after, self._tag))
+                self._receive = self._transport.irecv(self._memory, self.peer, self._tag)
+        return not self._left and all(send.test() for send in self._sends)
+
+
+def check_a_wait_for_a_request_made_of_requests(transport: Transport) -> None:
+    for links in (1, 20):
+        chained = Chained(transport, links, 16)
+        transport.wait(chained, "a chain of messages")
+        assert chained.test()
+        transport.wait(chained, "what is there already")
+
+
+class Ripening:
+    """Complete by itself, after some tests, as the end of a kernel is."""
+
+    peer = 0
+
+    def __init__(self, tests: int) -> None:
+        self.left = tests
+
+    def test(self) -> bool:
+        self.left -= self.left > 0
+        return self.left == 0
+
+
+def check_a_wait_for_what_comes_by_itself(transport: Transport) -> None:
+    """Also while the other ranks wait for a message of this one."""
+    before, after = _neighbours(transport)
+    if transport.rank % 2 == 0:
+        transport.wait(Ripening(200), "a kernel")
+    receive = transport.irecv(_bytes(0), before, 18)
+    send = transport.isend(_bytes(1), after, 18)
+    transport.wait(receive, "the rank before")
+    transport.wait(Ripening(5), "a kernel")
+    transport.wait(send, "the rank after")
+
+
+def check_local_ranks(transport: Transport) -> None:
+    """The tests run on one node."""
+    found = collectives.all_gather_objects(transport, [transport.local_rank, transport.local_size])
+    assert sorted(found) == [[rank, transport.size] for rank in range(transport.size)]
+
+
 def check_that_there_is_no_rank_beyond_the_last(transport: Transport) -> None:
     for peer in (transport.size, -7):
         with pytest.raises(TransportError, match=f"rank {peer}"):

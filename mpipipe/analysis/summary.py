@@ -183,16 +183,19 @@ def _step_figures(segment: Segment, step: int, simulated: dict[int, tuple[float,
 
 
 def _rank_figures(segment: Segment, rank: int, steps: frozenset[int]) -> dict[str, Any]:
-    """Mean seconds a step. ``other_s``: time of the step that no event covers."""
+    """Mean seconds a step. Waits are those in which the rank computed nothing. ``other_s``: time of the step that no
+    event covers.
+    """
     one = segment.ranks[rank]
     sums: dict[str, float] = dict.fromkeys(("busy_s", "wait_activation_s", "wait_gradient_s", *_TIMES, "other_s"), 0.0)
     for step in steps:
         events = one.events_of(step)
         waits = events[events["kind"] == EventKind.RECV_WAIT]
         gradient = waits["flags"] & FLAG_GRADIENT != 0
+        idle = _idle_lengths(waits, events[events["kind"] <= LAST_COMPUTE_KIND])
         sums["busy_s"] += _total(events, COMPUTE_KINDS)
-        sums["wait_activation_s"] += int((waits["t1_ns"] - waits["t0_ns"])[~gradient].sum())
-        sums["wait_gradient_s"] += int((waits["t1_ns"] - waits["t0_ns"])[gradient].sum())
+        sums["wait_activation_s"] += int(idle[~gradient].sum())
+        sums["wait_gradient_s"] += int(idle[gradient].sum())
         for key, kinds in _TIMES.items():
             sums[key] += _total(events, kinds)
         row = one.row_of(step)
@@ -205,6 +208,23 @@ def _rank_figures(segment: Segment, rank: int, steps: frozenset[int]) -> dict[st
 def _total(events: npt.NDArray[np.void], kinds: tuple[EventKind, ...]) -> int:
     chosen = np.isin(events["kind"], [int(kind) for kind in kinds])
     return int((events["t1_ns"][chosen] - events["t0_ns"][chosen]).sum())
+
+
+def _idle_lengths(waits: npt.NDArray[np.void], compute: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
+    """How long (ns) the rank computed nothing during each of ``waits``. On a GPU the host waits for the next message
+    while the device still computes. Compute events of one rank do not overlap.
+    """
+    order = np.argsort(compute["t0_ns"], kind="stable")
+    start, end = compute["t0_ns"][order], compute["t1_ns"][order]
+    before = np.concatenate(([0], np.cumsum(end - start)))
+
+    def computed_until(time_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        begun = np.searchsorted(start, time_ns, side="right")
+        left = np.where(begun > 0, np.maximum(end[np.maximum(begun - 1, 0)] - time_ns, 0), 0) if len(end) else 0
+        return np.asarray(before[begun] - left, dtype=np.int64)
+
+    t0, t1 = waits["t0_ns"], waits["t1_ns"]
+    return np.asarray(t1 - t0 - (computed_until(t1) - computed_until(t0)), dtype=np.int64)
 
 
 def _uncovered(events: npt.NDArray[np.void], start: int, end: int) -> int:

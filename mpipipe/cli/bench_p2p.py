@@ -16,7 +16,7 @@ from mpipipe.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from mpipipe.config import Config
-    from mpipipe.device import Memory
+    from mpipipe.device import Device, Memory
     from mpipipe.transport import Request, Transport
 
 SIZES = "8,64,512,4KiB,32KiB,256KiB,2MiB,16MiB,64MiB"
@@ -86,12 +86,15 @@ class _Pair:
     time."""
 
     def __init__(self, transport: Transport, peer: int, allocate: Callable[[int], Memory], nbytes: int) -> None:
+        import numpy as np
+
         self._transport, self._peer, self._leads = transport, peer, transport.rank < peer
         self.messages = max(1, min(WINDOW_MESSAGES, WINDOW_BYTES // nbytes))
         self._out, self._word = allocate(nbytes), allocate(1)
         self._into = [allocate(nbytes) for _ in range(self.messages)]
         for memory in (self._out, self._word, *self._into):
-            memory[:] = 0  # touched: the first message pays for no page
+            if isinstance(memory, np.ndarray):
+                memory[:] = 0  # touched: the first message pays for no page
 
     def _wait(self, *requests: Request) -> None:
         for request in requests:
@@ -152,10 +155,17 @@ def measure_p2p(config: Config, transport: Transport, sizes: list[int], repeats:
             mine = None
             if transport.rank in (lower, lower + 1):
                 peer = 2 * lower + 1 - transport.rank
-                pair = _Pair(transport, peer, lambda size: device.allocate(size).memory, nbytes)
+                pair = _Pair(transport, peer, partial(_message_memory, device), nbytes)
                 mine = _medians(pair, nbytes, repeats)
             pairs.append({"rank": lower, "next": lower + 1, **all_gather_objects(transport, mine)[lower]})
     return {**about(config, transport), "pairs": pairs}
+
+
+def _message_memory(device: Device, nbytes: int) -> Memory:
+    """Memory that a transport sends from and receives into: on a GPU without a CUDA-aware library that of the host."""
+    buffer = device.allocate(nbytes)
+    device.receiving(buffer)
+    return buffer.message
 
 
 def _medians(pair: _Pair, nbytes: int, repeats: int) -> dict[str, Any]:

@@ -9,33 +9,24 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from mpipipe import __version__, environment
+from mpipipe.cli.doctor_gpu import device_nodes, devices, gpu_verdicts
 from mpipipe.cli.errors import EXIT_ENVIRONMENT, EXIT_FAILURE, message
 from mpipipe.cli.options import Json
 from mpipipe.cli.output import print_json
+from mpipipe.cli.verdict import Level, Verdict
 from mpipipe.errors import MpipipeError
 from mpipipe.units import counted
 
 if TYPE_CHECKING:
     from mpipipe.transport import Transport
-
-Level = Literal["ok", "missing", "warning", "wrong"]
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """One line of the report. ``wrong``: nothing that needs it works; ``missing``: not installed, and not needed for
-    all verbs."""
-
-    subject: str
-    level: Level
-    text: str
 
 
 def add_to(app: typer.Typer) -> None:
@@ -82,7 +73,7 @@ def local_verdicts(folder: Path) -> Iterator[Verdict]:
         yield _package(package, versions[package], "pip install mpipipe")
     yield _package("torch", versions["torch"], "pip install 'mpipipe[train]'")
     yield _package("mpi4py", versions["mpi4py"], "pip install 'mpipipe[train,mpi]'")
-    yield _devices(versions["cupy"])
+    yield devices(versions["cupy"], device_nodes())
     yield _cores()
     yield _locks(folder)
 
@@ -103,16 +94,6 @@ def _package(name: str, version: str | None, install: str) -> Verdict:
     except Exception as error:
         return Verdict(name, "wrong", f"{version} can't be loaded: {type(error).__name__}: {error}")
     return Verdict(name, "ok", text)
-
-
-def _devices(cupy: str | None) -> Verdict:
-    nodes = sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*"))
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    text = f"{counted(len(nodes), 'NVIDIA device')} ({' '.join(nodes)})" if nodes else "no NVIDIA device"
-    if visible is not None:
-        text += f", CUDA_VISIBLE_DEVICES={visible}"
-    text += f"; CuPy {cupy}" if cupy else "; CuPy not installed"
-    return Verdict("devices", "ok", f"{text}; this version trains on the CPU")
 
 
 def _cores() -> Verdict:
@@ -176,7 +157,7 @@ def _open(found: list[Verdict], as_json: bool) -> Transport | None:
 def _ask_all(transport: Transport, found: list[Verdict], first: bool, as_json: bool) -> None:
     """The verdicts of all ranks together. Collective; a rank that fails ends the others."""
     try:
-        for verdict in _world_verdicts(transport):
+        for verdict in chain(_world_verdicts(transport), gpu_verdicts(transport, as_json)):
             if first:
                 _add(found, verdict, as_json)
         transport.close()

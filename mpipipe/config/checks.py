@@ -97,6 +97,12 @@ def _without_effect(config: Config) -> Iterator[ConfigError]:
             key="lr.min_lr",
             value=config.lr.min_lr,
         )
+    if config.comm.path == "cuda-aware" and config.comm.device == "cpu":
+        yield ConfigError(
+            'with comm.device = "cpu" no message leaves a GPU: set comm.device = "cuda", or comm.path = "auto"',
+            key="comm.path",
+            value=config.comm.path,
+        )
     keep = config.checkpoint
     if keep.keep_every and not keep.keep_last:
         yield ConfigError(

@@ -21,8 +21,6 @@ LATER_VALUES: Mapping[str, tuple[object, ...]] = {
     "precision.compute": ("bfloat16", "float16"),
     "precision.gradients": ("bfloat16", "float16"),
     "checkpoint.on_disk_trouble": ("retry",),
-    "comm.device": ("cuda",),
-    "comm.path": ("cuda-aware",),
 }
 
 # The only value that works today, for keys whose type allows more.

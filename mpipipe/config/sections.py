@@ -272,8 +272,15 @@ class TraceSection(Section):
 class CommSection(Section):
     """``[comm]``: messages between ranks."""
 
-    device: Literal["auto", "cpu"] = Field("auto", description="where the stages compute")
-    path: Literal["auto", "staged"] = Field("auto", description="how messages leave the device")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto",
+        description='where the stages compute: "cpu", "cuda" (an NVIDIA GPU a rank), "auto" (that, if there is one)',
+    )
+    path: Literal["auto", "staged", "cuda-aware"] = Field(
+        "auto",
+        description='how messages leave a GPU: "staged" (by way of host memory), "cuda-aware" (MPI takes GPU memory), '
+        '"auto" (that, if a test proves it)',
+    )
     wait: Literal["auto", "spin", "yield", "nap"] = Field(
         "auto",
         description='how to wait for a message: "spin" (without pause), "yield" (lets others run between two looks), '

@@ -5,9 +5,28 @@ Nobody outside this room asks which device it is.
 
 from __future__ import annotations
 
+from mpipipe.device.binding import choose_device, shared_devices
 from mpipipe.device.host import HostDevice
+from mpipipe.device.memory import DeviceMemory
 from mpipipe.device.pool import BufferPool
-from mpipipe.device.protocol import ALIGNMENT, Buffer, Device, Memory
-from mpipipe.device.select import open_device
+from mpipipe.device.protocol import ALIGNMENT, Buffer, Device, HostMemory, Mark, Memory, Stamp
+from mpipipe.device.select import device_kind, open_device
+from mpipipe.device.streams import StreamDevice
 
-__all__ = ["ALIGNMENT", "Buffer", "BufferPool", "Device", "HostDevice", "Memory", "open_device"]
+__all__ = [
+    "ALIGNMENT",
+    "Buffer",
+    "BufferPool",
+    "Device",
+    "DeviceMemory",
+    "HostDevice",
+    "HostMemory",
+    "Mark",
+    "Memory",
+    "Stamp",
+    "StreamDevice",
+    "choose_device",
+    "device_kind",
+    "open_device",
+    "shared_devices",
+]

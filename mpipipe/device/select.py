@@ -2,16 +2,92 @@
 
 from __future__ import annotations
 
+import importlib.util
+import logging
+
+import torch
+
+from mpipipe.device.binding import choose_device
 from mpipipe.device.host import HostDevice
 from mpipipe.device.protocol import Device
-from mpipipe.errors import SetupError
+from mpipipe.device.streams import StreamDevice
+from mpipipe.errors import DeviceBindingError, MissingDependencyError, SetupError
+
+_log = logging.getLogger(__name__)
+
+_NO_CUPY = "CuPy is not installed: pip install 'mpipipe[{extra}]'"
 
 
-def open_device(name: str) -> Device:
-    """The device for ``comm.device``: ``"auto"`` and ``"cpu"`` give the host.
+def open_device(name: str, *, local_rank: int = 0, local_size: int = 1, staged: bool = True) -> Device:
+    """The device for ``comm.device``: ``"cpu"``, ``"cuda"``, or ``"auto"``: a GPU where there is all that one needs.
 
-    Raises ``SetupError`` for a device that this version does not have.
+    ``local_rank`` of ``local_size`` ranks on this node choose among several GPUs. ``staged``: messages leave a GPU
+    through host memory; without it the MPI library must take device pointers. CuPy is imported for a GPU alone, after
+    the MPI library.
+
+    Raises ``MissingDependencyError`` where CuPy or CUDA in torch is missing, ``DeviceBindingError`` where no GPU is,
+    ``SetupError`` for another name.
     """
-    if name in ("auto", "cpu"):
+    if name not in ("auto", "cpu", "cuda"):
+        raise SetupError(f'comm.device = {name!r}: there are "auto", "cpu" and "cuda"')
+    if name == "cpu":
         return HostDevice()
-    raise SetupError(f"comm.device = {name!r}: this version trains on the CPU; use comm.device = \"cpu\" or \"auto\"")
+    packages, gpu = _missing()
+    if packages or gpu:
+        if name == "auto":
+            return HostDevice()
+        raise _not_there(packages, gpu)
+    try:
+        return _open_gpu(choose_device(torch.cuda.device_count(), local_rank, local_size), staged)
+    except ImportError as error:
+        text = f"CuPy is installed and can't be imported ({error}): pip install 'mpipipe[{_extra()}]'"
+        if name == "auto":
+            _log.warning("%s. This rank computes on the CPU", text)
+            return HostDevice()
+        raise MissingDependencyError(f'comm.device = "cuda": {text}') from error
+
+
+def device_kind(name: str) -> str:
+    """``"cpu"`` or ``"cuda"``: what ``open_device(name)`` is going to open, as far as that is known before. Opens none.
+    Raises as that.
+    """
+    if name == "cpu":
+        return "cpu"
+    packages, gpu = _missing()
+    if not packages and not gpu:
+        return "cuda"
+    if name == "auto":
+        return "cpu"
+    raise _not_there(packages, gpu)
+
+
+def _not_there(packages: list[str], gpu: list[str]) -> Exception:
+    error = MissingDependencyError if packages else DeviceBindingError
+    text = "; ".join([*packages, *gpu])
+    return error(f'comm.device = "cuda": {text}. Without a GPU use comm.device = "cpu"')
+
+
+def _open_gpu(index: int, staged: bool) -> Device:
+    from mpipipe.device.cuda import CudaDriver
+
+    return StreamDevice(CudaDriver(index), staged)
+
+
+def _missing() -> tuple[list[str], list[str]]:
+    """What a GPU needs and is not there: packages, and the GPU itself, in words."""
+    if torch.version.cuda is None:
+        without = [f"torch {torch.__version__} was built without CUDA: install torch for your GPU's CUDA version"]
+        return without + ([] if _has_cupy() else [_NO_CUPY.format(extra="cuda12")]), []
+    packages = [] if _has_cupy() else [_NO_CUPY.format(extra=_extra())]
+    if torch.cuda.is_available():
+        return packages, []
+    return packages, ["torch finds no GPU that it can use (see nvidia-smi and CUDA_VISIBLE_DEVICES)"]
+
+
+def _has_cupy() -> bool:
+    return importlib.util.find_spec("cupy") is not None
+
+
+def _extra() -> str:
+    """The extra that brings CuPy for the CUDA version of this torch."""
+    return "cuda13" if (torch.version.cuda or "12").split(".")[0] == "13" else "cuda12"

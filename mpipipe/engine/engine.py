@@ -15,16 +15,16 @@ from dataclasses import dataclass
 
 import torch
 
-from mpipipe.device import Buffer, Device
+from mpipipe.device import Buffer, Device, Stamp
 from mpipipe.engine.agreement import Agreement
 from mpipipe.engine.feed import Feed
 from mpipipe.engine.messages import Mail
 from mpipipe.engine.program import Op, RankProgram
 from mpipipe.engine.window import RECEIVE_AHEAD_BYTES
 from mpipipe.errors import EngineError
-from mpipipe.formats.trace import FLAG_GRADIENT, EventKind
+from mpipipe.formats.trace import FLAG_DEVICE_TIME, FLAG_GRADIENT, EventKind
 from mpipipe.schedule import Kind
-from mpipipe.stage import Activation, Gradients, MicrobatchKey, Nested, Stage
+from mpipipe.stage import Activation, Gradients, MicrobatchKey, Nested, Stage, whole_count
 from mpipipe.trace import Recorder
 from mpipipe.transport import Place, Transport
 
@@ -64,6 +64,9 @@ class Engine:
         receive_ahead_bytes: int = RECEIVE_AHEAD_BYTES,
     ) -> None:
         self._stages = stages
+        self._device = device
+        self._stamp: Callable[[], Stamp] = device.stamp
+        self._timed: list[tuple[int, Stamp, Stamp, Op]] = []
         self._last = num_stages - 1
         self.recorder = recorder
         self._rank, self._alone = transport.rank, transport.size == 1
@@ -116,6 +119,7 @@ class Engine:
                     handlers[op.kind](op)
                 self._phase = "at the end of its row in"
                 self._finish_sends()
+                self._record_timed()
         except (Exception, SystemExit) as error:
             before = " ".join(map(str, list(story)[:-1])) or "nothing"
             with suppress(Exception):  # an error that takes no note
@@ -125,12 +129,18 @@ class Engine:
         self._check_empty()
         self._phase, self._unfinished = "after", ""
         del self._feed, self._draw  # the batch
-        return RunResult(self._loss_sum(), self._count, start, end, self._peak_live)
+        return RunResult(self._loss_sum(), self._count(), start, end, self._peak_live)
 
     def _loss_sum(self) -> float:
         """The microbatches' losses added in their order, as float64."""
         losses = [self._losses[k] for k in sorted(self._losses)]
         return float(sum(torch.stack(losses).tolist())) if losses else 0.0
+
+    def _count(self) -> int:
+        """Items in the losses: those that a loss function counted on the device are waited for here only."""
+        late = [count.double() for count in self._counts if isinstance(count, torch.Tensor)]
+        found = torch.stack(late).tolist() if late else []
+        return sum(map(whole_count, found)) + sum(count for count in self._counts if isinstance(count, int))
 
     def place(self, look: bool) -> Place:
         """The operation this rank is at, and its open requests. ``look``: these may be tested."""
@@ -151,9 +161,11 @@ class Engine:
         self._gradients: dict[tuple[int, int], Gradients] = {}
         self._held: dict[tuple[int, int], list[Buffer]] = {}
         self._losses: dict[int, torch.Tensor] = {}
-        self._count = 0
+        self._counts: list[int | torch.Tensor] = []
         self._live = self._peak_live = 0
         self._story.clear()
+        self._timed.clear()
+        self._device.anchor()
         for stage in self._stages.values():
             stage.drop_kept()  # of a run that failed
             stage.split(stage.index in program.split)
@@ -169,7 +181,7 @@ class Engine:
         value: Activation | Nested = self._outputs.pop((index, k)) if index else self._feed.inputs(k)
         target = self._feed.targets(k) if index == self._last else None
         key = MicrobatchKey(k, self._draw)
-        t0 = time.perf_counter_ns()
+        t0 = self._stamp()
         if self._training:
             output = stage.forward(value, key)
             if index >= self._first_trained:
@@ -179,10 +191,10 @@ class Engine:
             output = stage.evaluate(value, key)
         if index == self._last:
             self._losses[k], count = stage.loss(k, output, target, keep=self._training)
-            self._count += count
+            self._counts.append(count)
         else:
             self._outputs[(index + 1, k)] = output
-        self.recorder.record(_F, t0, time.perf_counter_ns(), op.row, index, op.chunk, k)
+        self._record(_F, t0, op)
         if not self._training or index < self._first_trained:
             self._release(index, k)  # nothing is kept; a buffer that the output lies in is not used again
 
@@ -204,10 +216,10 @@ class Engine:
         if index < self._first_trained:
             return self._let_go(op)
         gradients = None if index == self._last else self._gradients.pop((index, k))
-        t0 = time.perf_counter_ns()
+        t0 = self._stamp()
         gradients = self._stages[index].backward(k, gradients)
         self._live -= 1
-        self.recorder.record(_B, t0, time.perf_counter_ns(), op.row, index, op.chunk, k)
+        self._record(_B, t0, op)
         self._release(index, k)
         if index > self._first_trained:
             self._gradients[(index - 1, k)] = gradients
@@ -218,9 +230,9 @@ class Engine:
         if index < self._first_trained:
             return self._let_go(op)
         gradients = None if index == self._last else self._gradients.pop((index, k))
-        t0 = time.perf_counter_ns()
+        t0 = self._stamp()
         gradients = self._stages[index].backward_input(k, gradients)
-        self.recorder.record(_I, t0, time.perf_counter_ns(), op.row, index, op.chunk, k)
+        self._record(_I, t0, op)
         if index > self._first_trained:
             self._gradients[(index - 1, k)] = gradients
 
@@ -228,11 +240,38 @@ class Engine:
         index, k = op.stage, op.microbatch
         if index < self._first_trained:
             return self._let_go(op)
-        t0 = time.perf_counter_ns()
+        t0 = self._stamp()
         self._stages[index].backward_weight(k)
         self._live -= 1
-        self.recorder.record(_W, t0, time.perf_counter_ns(), op.row, index, op.chunk, k)
+        self._record(_W, t0, op)
         self._release(index, k)
+
+    def _record(self, kind: int, t0: Stamp, op: Op) -> None:
+        """One action that computes, from ``t0`` to the last thing issued; where the device has a clock of its own,
+        once the run is over.
+        """
+        t1 = self._stamp()
+        if self._device.timed:
+            self._timed.append((kind, t0, t1, op))
+        else:
+            self.recorder.record(kind, t0, t1, op.row, op.stage, op.chunk, op.microbatch)
+
+    def _record_timed(self) -> None:
+        """Wait until the device has done all, and record when it did."""
+        self._device.finish()
+        time_ns = self._device.time_ns
+        for kind, t0, t1, op in self._timed:
+            self.recorder.record(
+                kind,
+                time_ns(t0),
+                time_ns(t1),
+                op.row,
+                op.stage,
+                op.chunk,
+                op.microbatch,
+                flags=FLAG_DEVICE_TIME,
+            )
+        self._timed.clear()
 
     def _release(self, index: int, microbatch: int) -> None:
         for buffer in self._held.pop((index, microbatch), ()):

@@ -5,14 +5,16 @@ again.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 
-from mpipipe.device import Buffer, BufferPool, Device, Memory
+from mpipipe.device import Buffer, BufferPool, Device, HostMemory
 from mpipipe.engine.forms import HEADER_BYTES, Form, FormBook, Part, header_bytes, mismatch
+from mpipipe.engine.lanes import Landing, Lane
 from mpipipe.engine.program import Op
 from mpipipe.engine.window import RECEIVE_AHEAD_BYTES, RECEIVES_OPEN, Window
 from mpipipe.errors import TransportError
@@ -28,13 +30,14 @@ lengths, all free ones are let go before the next run.
 
 @dataclass(slots=True)
 class _Receive:
-    """An open receive: of an activation of ``form``, of its gradient, or of the header (``form`` None)."""
+    """An open receive: of an activation of ``form``, of its gradient, or of the ``header`` (``form`` None)."""
 
     op: Op
     requests: list[Request]
     buffers: list[Buffer]
     form: Form | None
     nbytes: int
+    header: HostMemory | None = None
 
 
 @dataclass(slots=True)
@@ -45,6 +48,21 @@ class _Send:
     nbytes: int
 
 
+class _Advancing:
+    """A request that is waited for, while others begin and go on."""
+
+    __slots__ = ("_advance", "_request", "peer")
+
+    def __init__(self, request: Request, advance: Callable[[], None]) -> None:
+        self._request = request
+        self._advance = advance
+        self.peer = request.peer
+
+    def test(self) -> bool:
+        self._advance()
+        return self._request.test()
+
+
 def _all_complete(requests: list[Request]) -> bool:
     try:
         return all(request.test() for request in requests)
@@ -52,7 +70,7 @@ def _all_complete(requests: list[Request]) -> bool:
         return False
 
 
-def _header_memory(nbytes: int = HEADER_BYTES) -> Memory:
+def _header_memory(nbytes: int = HEADER_BYTES) -> HostMemory:
     return np.zeros(nbytes, dtype=np.uint8)
 
 
@@ -60,7 +78,8 @@ class Mail:
     """All messages of one rank in one run of a table.
 
     The tensors of a message go one after another, each out of and into memory of its own. ``pool`` holds the buffers
-    that activations and gradients are received into.
+    that activations and gradients are received into. Where the device computes on its own time, a send begins once its
+    bytes are there and a receive once nobody reads its memory any more, each in its turn; the rank goes on meanwhile.
     """
 
     def __init__(self, transport: Transport, device: Device, ahead_bytes: int = RECEIVE_AHEAD_BYTES) -> None:
@@ -71,6 +90,8 @@ class Mail:
         self._window = Window(ahead_bytes)
         self._open: deque[_Receive] = deque()  # in the order in which they are taken
         self._sends: deque[_Send] = deque()
+        self._outward, self._inward = Lane(), Lane()
+        self._lands = False
         self._receives: tuple[Op, ...] = ()
         self._next = 0
         self._signatures: Sequence[int] = ()
@@ -105,7 +126,7 @@ class Mail:
                 self._window.take(0, needed=True)
                 memory = _header_memory()
                 request = self._transport.irecv(memory, op.peer, op.tag + 1)
-                self._open.append(_Receive(op, [request], [Buffer(memory, HEADER_BYTES)], None, 0))
+                self._open.append(_Receive(op, [request], [], None, 0, memory))
                 self._next += 1
                 return True
             parts, nbytes = form.parts, form.nbytes
@@ -125,9 +146,20 @@ class Mail:
         requests, buffers = [], []
         for part in parts:
             buffer = self.pool.take(part.nbytes)
-            requests.append(self._transport.irecv(buffer.memory, op.peer, op.tag))
+            if buffer.free is None and not self._inward.waiting:
+                requests.append(self._receive_into(buffer, op))
+            else:
+                requests.append(self._inward.add(buffer.free, partial(self._receive_into, buffer, op), op.peer))
             buffers.append(buffer)
         return requests, buffers
+
+    def _receive_into(self, buffer: Buffer, op: Op) -> Request:
+        self._device.receiving(buffer)
+        request = self._transport.irecv(buffer.message, op.peer, op.tag)
+        if not buffer.landing:
+            return request
+        self._lands = True
+        return Landing(request, buffer, self._device)
 
     def receive_activation(self, op: Op) -> tuple[Activation, list[Buffer], int]:
         """Wait for an activation: it, the buffers that hold it, which the caller gives back to ``pool``, and its bytes.
@@ -165,7 +197,7 @@ class Mail:
             self._post_ahead()
         for request in entry.requests:
             if not request.test():
-                self._transport.wait(request, f"{op.name} of rank {op.peer}")
+                self._wait(request, f"{op.name} of rank {op.peer}")
         return entry
 
     def _tensors(self, entry: _Receive, parts: tuple[Part, ...]) -> list[torch.Tensor]:
@@ -173,21 +205,33 @@ class Mail:
         return [tensor(buffer, part.sizes, part.dtype) for buffer, part in zip(entry.buffers, parts, strict=True)]
 
     def _after_header(self, entry: _Receive) -> _Receive:
-        op, header = entry.op, entry.buffers[0].memory.tobytes()
+        assert entry.header is not None
+        op, header = entry.op, entry.header.tobytes()
         rest = header_bytes(header) - HEADER_BYTES
         if rest > 0:
             memory = _header_memory(rest)
-            self._wait(self._transport.irecv(memory, op.peer, op.tag + 1), op)
+            self._wait(self._transport.irecv(memory, op.peer, op.tag + 1), f"{op.name} of rank {op.peer}")
             header += memory.tobytes()
         form = Form.unpack(header)
         self.forms.learn(op.stage - 1, self._signatures[op.microbatch], form)
         requests, buffers = self._irecv(op, form.parts)
         for request in requests:
-            self._wait(request, op)
+            self._wait(request, f"{op.name} of rank {op.peer}")
         return _Receive(op, requests, buffers, form, 0)
 
-    def _wait(self, request: Request, op: Op) -> None:
-        self._transport.wait(request, f"{op.name} of rank {op.peer}")
+    def _wait(self, request: Request, what: str) -> None:
+        if self._outward.waiting or self._inward.waiting or self._lands:
+            request = _Advancing(request, self._advance)
+        self._transport.wait(request, what)
+
+    def _advance(self) -> None:
+        """Begin what can begin by now, and send what has arrived on its way. Never blocks."""
+        self._outward.advance()
+        self._inward.advance()
+        if self._lands:
+            for entry in self._open:
+                for request in entry.requests:
+                    request.test()
 
     # --- sends ---
 
@@ -211,7 +255,12 @@ class Mail:
             if tensor is None:
                 continue
             buffer = self._device.outgoing(tensor)
-            entry.requests.append(self._transport.isend(buffer.memory, op.peer, op.tag))
+            if buffer.ready is None and not self._outward.waiting:
+                request = self._transport.isend(buffer.message, op.peer, op.tag)
+            else:
+                begin = partial(self._transport.isend, buffer.message, op.peer, op.tag)
+                request = self._outward.add(buffer.ready, begin, op.peer)
+            entry.requests.append(request)
             entry.buffers.append(buffer)
             entry.nbytes += buffer.nbytes
         self._sends.append(entry)
@@ -232,7 +281,7 @@ class Mail:
         requests = [self._transport.isend(memory[:HEADER_BYTES], op.peer, op.tag + 1)]
         if len(packed) > HEADER_BYTES:
             requests.append(self._transport.isend(memory[HEADER_BYTES:], op.peer, op.tag + 1))
-        self._sends.append(_Send(op, requests, [Buffer(memory, memory.nbytes)], 0))
+        self._sends.append(_Send(op, requests, [], 0))
 
     def reap(self) -> None:
         """Let go of what completed sends held, oldest first."""
@@ -241,11 +290,14 @@ class Mail:
             for request in sends[0].requests:
                 if not request.test():
                     return
-            sends.popleft()
+            for buffer in sends.popleft().buffers:
+                self._device.sent(buffer)
 
     def poll(self) -> None:
         """Let messages under way move on, while the rank computes. Never blocks."""
         if self._sends or self._open:
+            if self._outward.waiting or self._inward.waiting or self._lands:
+                self._advance()
             self._transport.poll()
 
     def wait_taken(self, stage: int, microbatch: int) -> tuple[Op, int] | None:
@@ -265,7 +317,7 @@ class Mail:
 
     def _await_taken(self, entry: _Send) -> None:
         for request in entry.requests:
-            self._transport.wait(request, f"rank {entry.op.peer} to take {entry.op.name}")
+            self._wait(request, f"rank {entry.op.peer} to take {entry.op.name}")
 
     def describe(self, look: bool) -> str:
         """The open requests in words, but for the receive that is waited for; with ``look`` without those that have

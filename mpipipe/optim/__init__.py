@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from mpipipe.optim.adamw import AdamW
 from mpipipe.optim.learning_rate import learning_rate
-from mpipipe.optim.norm import BLOCK_ELEMENTS, clip_factor, square_sum
+from mpipipe.optim.norm import BLOCK_ELEMENTS, clip_factor, square_sums
 
-__all__ = ["BLOCK_ELEMENTS", "AdamW", "clip_factor", "learning_rate", "square_sum"]
+__all__ = ["BLOCK_ELEMENTS", "AdamW", "clip_factor", "learning_rate", "square_sums"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 BLOCK_ELEMENTS = 65_536
@@ -10,16 +12,42 @@ BLOCK_ELEMENTS = 65_536
 _CLIP_EPSILON = 1e-6
 
 
-def square_sum(gradient: torch.Tensor, factor: float | None = None) -> float:
-    """Sum of squares of one parameter's gradient (contiguous, any shape): float64 sums over blocks of 65,536 elements,
-    added in order. With ``factor`` the gradient is first multiplied by it, in place: both in one pass over memory.
+def square_sums(
+    gradients: Mapping[str, torch.Tensor], factor: float | None = None, *, blocks_at_once: int = 1
+) -> dict[str, float]:
+    """Sum of squares of each parameter's gradient (contiguous, any shape): float64 sums over blocks of 65,536 elements,
+    added in order. With ``factor`` the gradients are first multiplied by it, in place.
+
+    ``blocks_at_once``: blocks that are multiplied and then summed together. One at a time is a single pass over a CPU's
+    memory; on a GPU all together are few kernels. The device is waited for once, for all sums.
     """
-    total = 0.0
-    for block in gradient.view(-1).split(BLOCK_ELEMENTS):
-        if factor is not None:
-            block.mul_(factor)
-        total += float(torch.linalg.vector_norm(block, dtype=torch.float64).square().item())
-    return total
+    sums: list[torch.Tensor] = []
+    blocks_of = {}
+    for name, gradient in gradients.items():
+        blocks = 0
+        for piece in gradient.view(-1).split(blocks_at_once * BLOCK_ELEMENTS):
+            if factor is not None:
+                piece.mul_(factor)
+            whole = piece.numel() // BLOCK_ELEMENTS
+            if whole > 1:
+                rows = piece[: whole * BLOCK_ELEMENTS].view(whole, BLOCK_ELEMENTS)
+                sums.append(torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64))
+                piece = piece[whole * BLOCK_ELEMENTS :]
+                blocks += whole
+                if not piece.numel():
+                    continue
+            sums.append(torch.linalg.vector_norm(piece, dtype=torch.float64).view(1))
+            blocks += 1
+        blocks_of[name] = blocks
+    norms = torch.cat(sums).square_().tolist() if sums else []
+    found, start = {}, 0
+    for name, blocks in blocks_of.items():
+        total = 0.0
+        for square in norms[start : start + blocks]:
+            total += square
+        found[name] = total
+        start += blocks
+    return found
 
 
 def clip_factor(norm: float, clip_norm: float) -> float | None:

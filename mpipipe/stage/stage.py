@@ -187,9 +187,11 @@ class Stage:
             )
         return passed
 
-    def loss(self, microbatch: int, output: Activation, target: object, *, keep: bool) -> tuple[torch.Tensor, int]:
-        """The loss function's (sum, count) of one microbatch; the sum is detached, of shape (), count a whole
-        number.
+    def loss(
+        self, microbatch: int, output: Activation, target: object, *, keep: bool
+    ) -> tuple[torch.Tensor, int | torch.Tensor]:
+        """The loss function's (sum, count) of one microbatch; the sum is detached, of shape (), count a whole number.
+        A count that a device makes stays there, of shape (), for ``whole_count`` when the device has time.
 
         With ``keep`` it is made of the last layer's own output, and its graph goes on that layer's: the loss follows
         the same layer wherever the model is cut, so one backward of both changes no bit and saves one.
@@ -216,10 +218,10 @@ class Stage:
             raise EngineError("the loss function changed the targets in place, and did not the first time")
         total, count = _sum_and_count(found)
         if kept is not None:
-            if count and not total.requires_grad:
+            if not total.requires_grad and count:
                 raise EngineError(
-                    f"the loss function's sum over {counted(count, 'item')} has no gradient: it was detached from the "
-                    "output, or made without grad"
+                    f"the loss function's sum over {counted(int(count), 'item')} has no gradient: it was detached from "
+                    "the output, or made without grad"
                 )
             layer, leaves, _ = kept.layers[-1]
             kept.layers[-1] = (layer, leaves, [total] if total.requires_grad and any(kept.made) else [])
@@ -345,21 +347,29 @@ def _label(layer: StageLayer) -> str:
     return f"layer {layer.index} ({layer.name if named else type(layer.module).__name__})"
 
 
-def _sum_and_count(found: object) -> tuple[torch.Tensor, int]:
+def whole_count(count: float) -> int:
+    """The number of items that a loss function counted. Raises ``EngineError`` for one that is no whole number."""
+    if not (math.isfinite(count) and count >= 0 and count == int(count)):
+        raise EngineError(
+            f"the loss function returned a sum over {count} items: a whole number is needed, of those that count. For "
+            "weights, put them into the sum"
+        )
+    return int(count)
+
+
+def _sum_and_count(found: object) -> tuple[torch.Tensor, int | torch.Tensor]:
     """What a loss function returned, if it is what it must be. Raises ``EngineError``."""
     if isinstance(found, tuple) and len(found) == 2:
         total, count = found
         if type(count) is int and count >= 0 and isinstance(total, torch.Tensor) and not total.dim():
             return total, count
         if isinstance(count, torch.Tensor) and count.numel() == 1:
-            count = count.item()
-        if isinstance(total, torch.Tensor) and total.numel() == 1 and isinstance(count, int | float):
-            if not (math.isfinite(count) and count >= 0 and count == int(count)):
-                raise EngineError(
-                    f"the loss function returned a sum over {count} items: a whole number is needed, of those that "
-                    "count. For weights, put them into the sum"
-                )
-            return total.reshape(()), int(count)
+            count = count.item() if count.is_cpu else count.detach().reshape(())
+        if isinstance(total, torch.Tensor) and total.numel() == 1:
+            if isinstance(count, torch.Tensor) and not count.dim():
+                return total.reshape(()), count
+            if isinstance(count, int | float):
+                return total.reshape(()), whole_count(count)
     raise EngineError(
         "the loss function must return (sum of the losses as a tensor of one element, how many items it is the sum "
         "of); "

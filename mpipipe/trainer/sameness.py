@@ -55,9 +55,9 @@ def _bytes_of(tensor: torch.Tensor) -> Any:
         longest = max(range(part.dim()), key=part.shape.__getitem__)
         part = part[(slice(None),) * longest + (slice(None, None, 2),)]
     try:
-        return np.ascontiguousarray(part.numpy())
+        return np.ascontiguousarray(part.cpu().numpy())
     except (TypeError, RuntimeError):  # bfloat16, conjugated views
-        return part.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
+        return part.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def refuse_other_batches(checksums: Sequence[float], what: str = "batch") -> None:

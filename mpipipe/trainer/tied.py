@@ -8,16 +8,17 @@ for bit.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import nn
 
 from mpipipe.collectives import all_gather_objects
-from mpipipe.device import Device
+from mpipipe.device import Buffer, Device
 from mpipipe.errors import ConfigError
 from mpipipe.stage import Gradient
-from mpipipe.transport import COLLECTIVE_TAG, Transport
+from mpipipe.transport import COLLECTIVE_TAG, Request, Transport
 
 
 class TiedGroup:
@@ -75,14 +76,17 @@ class TiedGroup:
         for name, part in parts.items():
             for peer in self.owners:
                 if peer != transport.rank:
-                    sends.append((transport.isend(device.outgoing(part).memory, peer, COLLECTIVE_TAG), peer, name))
+                    sends.append((_send(transport, device, part, peer), peer, name))
         example = next(iter(parts.values()))
         total: torch.Tensor | None = None
         for name, rank in zip(self.names, self.ranks, strict=True):
-            part = parts[name] if name in parts else _fetch(transport, device, example, rank, name)
-            total = part.clone() if total is None else total.add_(part)
-        for request, peer, name in sends:
+            here = parts.get(name)
+            source = _fetched(transport, device, example, rank, name) if here is None else nullcontext(here)
+            with source as part:
+                total = part.clone() if total is None else total.add_(part)
+        for (request, buffer), peer, name in sends:
             transport.wait(request, f"rank {peer} to take the gradient of {name}")
+            device.sent(buffer)
         assert total is not None
         example.copy_(total)
 
@@ -120,10 +124,27 @@ def _replace(layer: nn.Module, old: nn.Parameter, new: nn.Parameter, kept: Seque
                 module.register_parameter(key, new)
 
 
-def _fetch(transport: Transport, device: Device, like: torch.Tensor, rank: int, name: str) -> torch.Tensor:
+def _send(transport: Transport, device: Device, tensor: torch.Tensor, peer: int) -> tuple[Request, Buffer]:
+    """Begin to send a tensor; the buffer goes back to the device once the request is complete."""
+    buffer = device.outgoing(tensor)
+    device.finish()
+    return transport.isend(buffer.message, peer, COLLECTIVE_TAG), buffer
+
+
+@contextmanager
+def _fetched(
+    transport: Transport, device: Device, like: torch.Tensor, rank: int, name: str
+) -> Iterator[torch.Tensor]:
+    """A tensor of the shape and type of ``like`` that another rank sends. Its memory is the device's own again after.
+    """
     buffer = device.allocate(like.numel() * like.element_size())
-    transport.wait(transport.irecv(buffer.memory, rank, COLLECTIVE_TAG), f"the tied weight {name} of rank {rank}")
-    return device.tensor(buffer, tuple(like.shape), like.dtype)
+    device.finish()  # whatever read this memory before
+    device.receiving(buffer)
+    transport.wait(transport.irecv(buffer.message, rank, COLLECTIVE_TAG), f"the tied weight {name} of rank {rank}")
+    device.landed(buffer)
+    yield device.tensor(buffer, tuple(like.shape), like.dtype)
+    device.release(buffer)
+    device.forget(buffer)
 
 
 def check_groups(groups: Sequence[TiedGroup], modules: Mapping[str, nn.Module], transport: Transport) -> None:
@@ -168,10 +189,12 @@ def share_values(group: TiedGroup, transport: Transport, device: Device) -> None
     if transport.rank == primary:
         for peer in group.owners:
             if peer != primary:
-                request = transport.isend(device.outgoing(value).memory, peer, COLLECTIVE_TAG)
+                request, buffer = _send(transport, device, value, peer)
                 transport.wait(request, f"rank {peer} to take the tied weight {group.names[0]}")
+                device.sent(buffer)
     else:
-        value.copy_(_fetch(transport, device, value, primary, group.names[0]))
+        with _fetched(transport, device, value, primary, group.names[0]) as found:
+            value.copy_(found)
 
 
 def find_groups(

@@ -11,13 +11,20 @@ from mpipipe.errors import SetupError
 from mpipipe.formats.paths import RunPaths
 from mpipipe.formats.trace import TraceWriter
 from mpipipe.trainer.build import LayerList, RankModel
+from mpipipe.trainer.devices import HOST_PATH
 from mpipipe.transport import Transport
 
 
 def open_trace(
-    config: Config, paths: RunPaths, transport: Transport, model: RankModel, layers: LayerList
+    config: Config,
+    paths: RunPaths,
+    transport: Transport,
+    model: RankModel,
+    layers: LayerList,
+    device: str = "cpu",
+    path: str = HOST_PATH,
 ) -> TraceWriter:
-    """This rank's file in a new segment of the run folder. Collective.
+    """This rank's file in a new segment of the run folder. Collective. ``device``: its name; ``path``: of messages.
 
     Raises ``SetupError`` on every rank when one of them can't write there.
     """
@@ -30,6 +37,8 @@ def open_trace(
         "d": config.pipeline.replicas,
         "host": socket.gethostname(),
         "mpi_library": transport.library,
+        "device": device,
+        "message_path": path,
         "run_id": run_id,
         "segment": segment,
         "first_trained_stage": model.first_trained,

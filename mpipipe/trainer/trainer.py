@@ -14,19 +14,19 @@ import torch
 
 from mpipipe import collectives
 from mpipipe.config import Config
-from mpipipe.device import open_device
 from mpipipe.engine import Engine, RankProgram, RunResult, compile_program
 from mpipipe.environment import threads_per_rank
 from mpipipe.formats.paths import RunPaths
 from mpipipe.formats.trace import EventKind
 from mpipipe.lifecycle import PlaceSignal
-from mpipipe.optim import AdamW, clip_factor, learning_rate, square_sum
+from mpipipe.optim import AdamW, clip_factor, learning_rate, square_sums
 from mpipipe.partition import LayerDescription
 from mpipipe.planner import schedule_table
 from mpipipe.schedule import ScheduleTable, forward_only, verify
-from mpipipe.stage import LossFunction, Nested
+from mpipipe.stage import LossFunction, Nested, clear_all
 from mpipipe.trace import Recorder
 from mpipipe.trainer.build import Layer, LayerList, build_rank_model
+from mpipipe.trainer.devices import open_rank_device
 from mpipipe.trainer.ending import end_job, open_or_end
 from mpipipe.trainer.feed import TensorFeed
 from mpipipe.trainer.norm import gradient_norm
@@ -93,7 +93,7 @@ class Trainer:
         self.config = config.resolve(self.transport.size)
         torch.set_num_threads(threads_per_rank(self.transport.local_size))
         self.transport.configure(timeout_s=self.config.comm.timeout_s, wait=self.config.comm.wait)
-        self._device = open_device(self.config.comm.device)
+        self._device, self._path = open_rank_device(self.config, self.transport)
         self._tables: dict[int, tuple[int, RankProgram]] = {}
         self._evaluation_programs: dict[int, RankProgram] = {}
         self._layers = model = LayerList.of(layers, names, descriptions, tied)
@@ -167,8 +167,7 @@ class Trainer:
         recorder.begin_step(self.step_index + 1, table_id)
         if loaded_ns is not None:
             recorder.record(int(EventKind.LOAD_DATA), *loaded_ns)
-        for total in self.model.all_gradients:
-            total.clear()
+        clear_all(self.model.all_gradients)
         result = self._run(program, feed, f"step {self.step_index + 1}")
         shared = self._share(result, feed, recorder, stop)
         norm, skipped = self._update(recorder, shared)
@@ -234,16 +233,15 @@ class Trainer:
             recorder.record(int(EventKind.TIED_REDUCE), t0, t1)
         gradients = {name: gradient.finish() for name, gradient in self.model.gradients.items()}
         factor = 1.0 / shared.count if shared.count else None
-        squares = {name: square_sum(gradient, factor) for name, gradient in gradients.items()}
+        squares = square_sums(gradients, factor, blocks_at_once=self._device.blocks_at_once)
         norm, first_bad = gradient_norm(self.model, self.transport, squares)
         t2 = time.perf_counter_ns()
         recorder.record(int(EventKind.CLIP), t1, t2)
         skipped = reason_to_skip(shared, first_bad)
         if skipped is None:
             factor = clip_factor(norm, self.config.optimizer.clip_norm)
-            if factor is not None:
-                for gradient in gradients.values():
-                    gradient.mul_(factor)
+            if factor is not None and gradients:
+                torch._foreach_mul_(list(gradients.values()), factor)
             self.optimizer.step(gradients, learning_rate(self.config, self.step_index))
         elif self.transport.rank == 0:
             _log.warning("step %d changes nothing: %s", self.step_index + 1, skipped)
@@ -344,7 +342,8 @@ class Trainer:
         wanted = trace.enabled and step >= trace.first_step and (trace.last_step is None or step <= trace.last_step)
         if wanted and not self._traced:
             self._traced = True
-            self.recorder.attach(open_trace(self.config, self.paths, self.transport, self.model, self._layers))
+            about = (self.config, self.paths, self.transport, self.model, self._layers)
+            self.recorder.attach(open_trace(*about, self._device.name, self._path))
             self._synchronize_clocks()
             for table_id, program in self._tables.values():
                 self._record_table(table_id, program.table)

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from numpy import ndarray
+
 from mpipipe import environment
 from mpipipe.environment import OUTPUT_PASSES_WITHIN_S, check_world
 from mpipipe.errors import (
@@ -20,6 +22,7 @@ from mpipipe.errors import (
     TransportError,
     TransportTimeoutError,
 )
+from mpipipe.transport import awareness
 from mpipipe.transport.protocol import REPORT_TAG, Request
 from mpipipe.transport.standing import Place, PlaceOf, Standing, report_text
 from mpipipe.transport.waiting import Pace, Waiter
@@ -27,7 +30,7 @@ from mpipipe.transport.waiting import Pace, Waiter
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from mpipipe.device import Memory
+    from mpipipe.device import DeviceMemory, Memory
 
 _log = logging.getLogger(__name__)
 
@@ -46,8 +49,9 @@ _POLL_LONGEST_NS = 5_000_000
 _LEAST_PATIENCE_NS = 3_000
 _MOST_PATIENCE_NS = 200_000
 """A poll calls MPI at most every millisecond, and goes on while that moves data and for a while after: through shared
-memory without single copy, a call moves a few 10 KB, and then the other rank must make room. The while is 200 us after
-a poll that moved data, and half as long after each one that did not, down to 3 us.
+memory without single copy, a call moves a few 10 KB, and then the other rank must make room. The while is four times as
+long after each call that moved data, up to 200 us, and half as long after each poll that moved none, down to 3 us: a
+call may take long for another reason, as that another rank had the core.
 """
 
 _NO_WAIT = ("", -1)
@@ -163,6 +167,7 @@ class MpiTransport:
         self.size: int = self._comm.Get_size()
         node = self._comm.Split_type(mpi.COMM_TYPE_SHARED)
         self.local_size: int = node.Get_size()
+        self.local_rank: int = node.Get_rank()
         cores = environment.cores_of(node.allgather(environment.affinity()))
         node.Free()
         self._own_core = environment.has_core_of_its_own(self.local_size, cores=cores, node_cores=cores)
@@ -182,8 +187,9 @@ class MpiTransport:
     def isend(self, memory: Memory, peer: int, tag: int) -> Request:
         if memory.nbytes > MAX_PIECE_BYTES:
             return _OpenPieces([self.isend(part, peer, tag) for part in _pieces(memory)], peer)
+        message = memory if isinstance(memory, ndarray) else self._by_address(memory)
         try:
-            return _Open(self._isend((memory, self._byte), peer, tag), peer, 0, None)
+            return _Open(self._isend((message, self._byte), peer, tag), peer, 0, None)
         except _mpi_error() as error:
             raise TransportError(f"MPI refuses to send to rank {peer}: {error}", rank=self.rank, peer=peer) from error
 
@@ -191,12 +197,28 @@ class MpiTransport:
         nbytes = memory.nbytes
         if nbytes > MAX_PIECE_BYTES:
             return _OpenPieces([self.irecv(part, peer, tag) for part in _pieces(memory)], peer)
+        message = memory if isinstance(memory, ndarray) else self._by_address(memory)
         try:
-            return _Open(self._irecv((memory, self._byte), peer, tag), peer, nbytes, self._status)
+            return _Open(self._irecv((message, self._byte), peer, tag), peer, nbytes, self._status)
         except _mpi_error() as error:
             raise TransportError(
                 f"MPI refuses to receive from rank {peer}: {error}", rank=self.rank, peer=peer
             ) from error
+
+    def _by_address(self, memory: DeviceMemory) -> object:
+        """What MPI is given for memory that NumPy has no array for, made once and kept there."""
+        message = memory.message
+        if message is None:
+            message = memory.message = self._mpi.buffer.fromaddress(memory.address, memory.nbytes)
+        return message
+
+    def cuda_findings(self) -> list[awareness.Finding]:
+        kinds: str | None = None
+        with suppress(self._mpi.Exception):
+            info = self._mpi.COMM_WORLD.Get_info()
+            kinds = info.Get(awareness.KINDS_KEY)
+            info.Free()
+        return awareness.ask(self.library, kinds)
 
     def poll(self) -> None:
         start = time.perf_counter_ns()
@@ -217,13 +239,14 @@ class MpiTransport:
             now = clock()
             if self._pace.moved_data(now - before):
                 moved = now
-        self._patience_ns = _MOST_PATIENCE_NS if moved > first else max(self._patience_ns // 2, _LEAST_PATIENCE_NS)
+                self._patience_ns = min(self._patience_ns * 4, _MOST_PATIENCE_NS)
+        if moved == first:
+            self._patience_ns = max(self._patience_ns // 2, _LEAST_PATIENCE_NS)
         self._polled_ns = now
 
     def wait(self, request: Request, what: str) -> None:
         if request.test():
             return
-        assert isinstance(request, _Open | _OpenPieces)
         self._waits = (what, request.peer)
         try:
             if not self._waiter.wait(request.test, self._reports.arrived):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
+from mpipipe.transport.awareness import Finding
 from mpipipe.transport.standing import PlaceOf, Standing
 
 if TYPE_CHECKING:  # a type only: a rank without torch must be able to tell the others
@@ -26,7 +27,11 @@ REPORT_TAG = 32_003
 
 
 class Request(Protocol):
-    """One send or receive under way."""
+    """One send or receive under way, of a transport's own or made of one: ``Transport.wait`` takes any."""
+
+    @property
+    def peer(self) -> int:
+        """The rank at the other end."""
 
     def test(self) -> bool:
         """True once it is complete. Moves data where the library needs a call for that. Never blocks.
@@ -39,7 +44,8 @@ class Transport(Protocol):
     """Point-to-point messages between the ranks of one job.
 
     Messages of one sender, receiver and tag arrive in the order in which they were sent. ``memory`` belongs to the
-    transport from the call until the request is complete.
+    transport from the call until the request is complete. Memory of a GPU goes only where that was proved
+    (``mpipipe.transport.proof``): its bytes are there before the call, and the caller keeps it alive.
     """
 
     @property
@@ -53,8 +59,15 @@ class Transport(Protocol):
         """Ranks of this job on this node, this one included."""
 
     @property
+    def local_rank(self) -> int:
+        """This rank's number among those of this node, from 0."""
+
+    @property
     def library(self) -> str:
         """What moves the bytes, in words, for logs and traces."""
+
+    def cuda_findings(self) -> list[Finding]:
+        """What is known of whether ``isend`` and ``irecv`` take memory of a GPU; nothing, if nothing is."""
 
     def isend(self, memory: Memory, peer: int, tag: int) -> Request:
         """Begin to send all bytes of ``memory``. Never blocks."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import numpy as np
 import pytest
 import transport_contract as contract
@@ -57,6 +60,59 @@ def test_abort_ends_every_rank() -> None:
 
     with pytest.raises(TransportError, match="aborted the job with code 3"):
         run_ranks(3, work)
+
+
+def test_a_wait_for_what_never_comes_by_itself_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not before a while without messages: it might still come."""
+    monkeypatch.setattr("mpipipe.transport.loopback.QUIET_S", 0.2)
+
+    def work(transport: Transport) -> None:
+        if transport.rank == 0:
+            transport.wait(contract.Ripening(10**9), "the kernel that does not end")
+        transport.wait(transport.irecv(np.zeros(1, dtype=np.uint8), 0, 0), "a message of rank 0")
+
+    begun = time.monotonic()
+    with pytest.raises(TransportError, match="rank 0 waits for the kernel that does not end; rank 1 waits for a mess"):
+        run_ranks(2, work)
+    assert time.monotonic() - begun >= 0.2
+
+
+def test_a_rank_may_have_computed_for_long_before_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpipipe.transport.loopback.QUIET_S", 0.2)
+
+    def work(transport: Transport) -> None:
+        time.sleep(0.3)
+        transport.wait(contract.Ripening(50), "a kernel")
+
+    run_ranks(1, work)
+
+
+def test_a_request_made_of_requests_is_tested_in_its_rank_s_own_thread() -> None:
+    threads: dict[int, set[str]] = {}
+
+    class Watched(contract.Chained):
+        def test(self) -> bool:
+            threads.setdefault(self._transport.rank, set()).add(threading.current_thread().name)
+            return super().test()
+
+    run_ranks(3, lambda transport: transport.wait(Watched(transport, 10, 1), "a chain"))
+    assert threads == {rank: {f"rank-{rank}"} for rank in range(3)}
+
+
+def test_what_a_test_raises_is_raised_where_it_is_waited_for() -> None:
+    class Broken(contract.Ripening):
+        def test(self) -> bool:
+            if super().test():
+                raise KeyError("the guilty rank")
+            return False
+
+    def work(transport: Transport) -> None:
+        if transport.rank == 1:
+            transport.wait(Broken(5), "a kernel")
+        transport.wait(transport.irecv(np.zeros(1, dtype=np.uint8), 1 - transport.rank, 0), "the other rank")
+
+    with pytest.raises(KeyError, match="the guilty rank"):
+        run_ranks(2, work)
 
 
 def test_there_is_no_rank_beyond_the_last() -> None:

@@ -41,6 +41,7 @@ CROSS = {
     ("trace.first_step=6", "run.steps=5"): "trace.first_step",
     ("batch.sequences=100001",): "batch.sequences",
     ("batch.sequences=200001", "batch.microbatch=2"): "batch.sequences",
+    ("comm.path=cuda-aware", "comm.device=cpu"): "comm.path",
 }
 # The other key of each pair, with its value, and what to change, as the message has them.
 CROSS_TEXTS = {
@@ -57,6 +58,8 @@ CROSS_TEXTS = {
     ("trace.first_step=9", "trace.last_step=8"): "step 8 lies before trace.first_step = 9 (allowed: at least 9)",
     ("trace.first_step=6", "run.steps=5"): "step 6 lies behind the run's last one (run.steps = 5), so nothing would be "
     "recorded: set an earlier one, or trace.enabled = false (allowed: at most 5)",
+    ("comm.path=cuda-aware", "comm.device=cpu"): 'with comm.device = "cpu" no message leaves a GPU: set '
+    'comm.device = "cuda", or comm.path = "auto"',
     ("checkpoint.keep_every=5",): "5 says what is kept besides the newest ones, and checkpoint.keep_last = 0 "
     "keeps all: set "
     "checkpoint.keep_last to at least 1, or checkpoint.keep_every = 0",

@@ -188,8 +188,6 @@ LATER = {
     "model.family=llama": '"gpt2"',
     "checkpoint.background=true": "false",
     "checkpoint.on_disk_trouble=retry": '"end"',
-    "comm.device=cuda": '"auto", "cpu"',
-    "comm.path=cuda-aware": '"auto", "staged"',
     "data.format=megatron": '"auto", "h5"',
     "log.tensorboard=true": "false",
 }

@@ -11,9 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-from mpipipe.optim import BLOCK_ELEMENTS, clip_factor, square_sum
+from mpipipe.optim import BLOCK_ELEMENTS, clip_factor, square_sums
 from mpipipe.trainer import Trainer
 from mpipipe.transport import Transport, run_ranks, solo
+
+
+def square_sum(gradient: torch.Tensor, blocks_at_once: int = 1) -> float:
+    return square_sums({"weight": gradient}, blocks_at_once=blocks_at_once)["weight"]
 
 
 def test_blocks_are_added_in_order_in_float64() -> None:
@@ -48,6 +52,22 @@ def test_what_is_not_finite_stays_visible(bad: float) -> None:
     gradient = torch.zeros(2 * BLOCK_ELEMENTS)
     gradient[-1] = bad
     assert not math.isfinite(square_sum(gradient))
+
+
+@pytest.mark.parametrize("blocks_at_once", [1, 2, 3, 1 << 14])
+@pytest.mark.parametrize("elements", [1, BLOCK_ELEMENTS, 3 * BLOCK_ELEMENTS, 5 * BLOCK_ELEMENTS + 17])
+def test_blocks_together_have_the_sums_of_blocks_one_by_one(elements: int, blocks_at_once: int) -> None:
+    gradients = {
+        "first": torch.randn(elements, generator=torch.Generator().manual_seed(elements)),
+        "empty": torch.zeros(0),
+        "last": torch.full((4,), 2.0),
+    }
+    wanted = {name: gradient.mul(0.25) for name, gradient in gradients.items()}
+    sums = square_sums(gradients, 0.25, blocks_at_once=blocks_at_once)
+    assert all(torch.equal(gradient, wanted[name]) for name, gradient in gradients.items())
+    assert list(sums) == ["first", "empty", "last"]
+    assert sums == {name: pytest.approx(square_sum(gradient), rel=1e-14) for name, gradient in wanted.items()}
+    assert (sums["empty"], sums["last"]) == (0.0, 1.0)
 
 
 def test_empty_and_scalar_gradients() -> None:

@@ -1,0 +1,237 @@
+"""The GPU twin: what is copied where, and what must wait for what.
+
+The host only issues work. All of a rank's compute is on one stream, and so in the order of the program; copies between
+device and host are on two others, so that neither holds compute back. MPI knows no streams: a message is sent once the
+mark behind its bytes is reached, and received once the mark behind the memory's last readers is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from mpipipe.device.driver import Driver, Slot, Stream
+from mpipipe.device.protocol import Buffer, HostMemory, Mark, Stamp
+from mpipipe.device.slots import Slots
+from mpipipe.device.tensors import TELLS_USES, settled, uses
+
+
+@dataclass(slots=True)
+class _Receiving:
+    """What belongs to a receive buffer: ``readers``, the mark behind the work that reads its last message;
+    ``pinned``, where the next message arrives when staged; ``landed``, the mark behind its copy to the device, until
+    compute waits for it.
+    """
+
+    slot: Slot
+    readers: Mark | None = None
+    pinned: Slot | None = None
+    landed: Mark | None = None
+
+
+class _Held:
+    """The mark behind a copy; keeps the tensor that is copied until it is reached. Torch gives a tensor's memory to the
+    next one when the last reference goes, and orders them by its own stream alone.
+    """
+
+    __slots__ = ("_mark", "_tensor")
+
+    def __init__(self, mark: Mark, tensor: torch.Tensor) -> None:
+        self._mark = mark
+        self._tensor: torch.Tensor | None = tensor
+
+    def reached(self) -> bool:
+        if self._tensor is None:
+            return True
+        if not self._mark.reached():
+            return False
+        self._tensor = None
+        return True
+
+
+class StreamDevice:
+    """A GPU. Tensors are sent out of slots of its own memory (``staged`` False: the MPI library takes device pointers)
+    or out of pinned host memory (``staged`` True).
+
+    Slots are plain device memory: neither stream-ordered nor managed memory can be opened by another process. A message
+    is one copy; later ones may be cut into several, each with a slot and a mark of its own.
+    """
+
+    timed = True
+    blocks_at_once = 1 << 14  # of 65,536 elements
+
+    def __init__(self, driver: Driver, staged: bool) -> None:
+        self.name = driver.name
+        self.identity = driver.identity
+        self.torch_device = driver.torch_device
+        self.staged = staged
+        self._driver = driver
+        self._receive_slots = Slots(driver.device_memory)
+        self._send_slots = Slots(driver.pinned_memory if staged else driver.device_memory)
+        self._landing_slots = Slots(driver.pinned_memory)
+        self._theirs: list[Buffer] = []  # receive buffers in whose memory someone else has a tensor
+        self._held: deque[_Held] = deque()
+        self._anchor: tuple[Any, int] | None = None
+
+    # --- in ---
+
+    def allocate(self, nbytes: int) -> Buffer:
+        self._take_back()
+        slot, mark = self._receive_slots.take_next(nbytes)
+        buffer = Buffer(slot.first(nbytes), nbytes, slot=_Receiving(slot))
+        self._set_free(buffer, mark)
+        return buffer
+
+    def receiving(self, buffer: Buffer) -> None:
+        if self.staged:
+            pinned = self._landing_slots.take(buffer.nbytes)
+            buffer.slot.pinned = pinned
+            buffer.wire = _host(pinned, buffer.nbytes)
+            buffer.landing = True
+
+    def landed(self, buffer: Buffer) -> None:
+        """Copies pinned memory to the slot, behind the last readers of the slot. The pinned memory is free behind it.
+        """
+        if not buffer.landing:
+            return
+        own: _Receiving = buffer.slot
+        assert own.pinned is not None
+        if own.readers is not None:
+            self._await_readers(own.readers)
+            own.readers = None
+        if buffer.nbytes:
+            self._driver.copy_in(own.slot, own.pinned, buffer.nbytes, Stream.IN)
+        own.landed = self._driver.mark(Stream.IN)
+        self._landing_slots.give(own.pinned, own.landed)
+        own.pinned = buffer.wire = None
+        buffer.landing = False
+
+    def tensor(self, buffer: Buffer, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        assert not buffer.landing, "landed() comes before tensor()"
+        own: _Receiving = buffer.slot
+        if own.landed is not None:
+            self._await_landing(own.landed)
+            own.landed = None
+        view = buffer.view
+        if view is None or view.dtype != dtype or view.shape != shape:
+            assert own.slot.bytes is not None
+            view = buffer.view = own.slot.bytes[: buffer.nbytes].view(dtype).view(shape)
+            buffer.uses = uses(view)
+        return view
+
+    def is_kept(self, buffer: Buffer) -> bool:
+        return not TELLS_USES or (buffer.view is not None and uses(buffer.view) > buffer.uses)
+
+    def release(self, buffer: Buffer) -> None:
+        self._set_free(buffer, self._driver.mark(Stream.COMPUTE))
+
+    def forget(self, buffer: Buffer) -> None:
+        if TELLS_USES:
+            self._theirs.append(buffer)
+        else:  # no one can tell when it is free again
+            self._receive_slots.drop(buffer.slot.slot)
+
+    def _take_back(self) -> None:
+        """Slots of forgotten buffers that no one has a tensor in any more: free behind all that was issued."""
+        kept = []
+        for buffer in self._theirs:
+            if self.is_kept(buffer):
+                kept.append(buffer)
+                continue
+            own: _Receiving = buffer.slot
+            if own.landed is not None:
+                self._await_landing(own.landed)
+            self._receive_slots.give(own.slot, self._driver.mark(Stream.COMPUTE))
+        self._theirs = kept
+
+    def _set_free(self, buffer: Buffer, mark: Mark | None) -> None:
+        """When the memory's readers are done. Staged, the message may come before that, and only the copy waits."""
+        if self.staged:
+            buffer.slot.readers = mark
+        else:
+            buffer.free = mark
+
+    # --- out ---
+
+    def outgoing(self, tensor: torch.Tensor) -> Buffer:
+        """A copy of the tensor on its way into a slot of its own; a device's mark is ``ready``."""
+        while self._held and self._held[0].reached():
+            self._held.popleft()
+        flat = self.settle(tensor)
+        nbytes = flat.numel() * flat.element_size()
+        slot = self._send_slots.take(nbytes)
+        if not self.staged:
+            if nbytes:
+                self._driver.copy_out(slot, flat, nbytes, Stream.COMPUTE)
+            return Buffer(slot.first(nbytes), nbytes, ready=self._driver.mark(Stream.COMPUTE), slot=slot)
+        self._await_maker()
+        if nbytes:
+            self._driver.copy_out(slot, flat, nbytes, Stream.OUT)
+        held = _Held(self._driver.mark(Stream.OUT), flat.detach())  # one more in that memory, should it be a slot's
+        self._held.append(held)
+        memory = _host(slot, nbytes)
+        return Buffer(memory, nbytes, ready=held, wire=memory, slot=slot)
+
+    def sent(self, buffer: Buffer) -> None:
+        if buffer.slot is not None:
+            self._send_slots.give(buffer.slot, buffer.ready)
+            buffer.slot = None
+
+    settle = staticmethod(settled)
+
+    def copy_to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self._driver.copy_to_host(tensor.detach())
+
+    # --- waits of one stream for another; the tests take out one at a time ---
+
+    def _await_maker(self) -> None:
+        """The copy to the host waits for the work that makes the tensor."""
+        self._driver.wait(Stream.OUT, self._driver.mark(Stream.COMPUTE))
+
+    def _await_readers(self, readers: Mark) -> None:
+        """The copy to the device waits for the work that reads what lies there."""
+        self._driver.wait(Stream.IN, readers)
+
+    def _await_landing(self, landed: Mark) -> None:
+        """Compute waits for the message's copy to the device."""
+        self._driver.wait(Stream.COMPUTE, landed)
+
+    # --- time and the rest ---
+
+    def finish(self) -> None:
+        self._driver.finish()
+        self._held.clear()
+
+    def anchor(self) -> None:
+        self._anchor = self._driver.anchor()
+
+    def stamp(self) -> Stamp:
+        """(Event, the anchor it is measured from). Events tell time in float32 milliseconds: 60 ns off a second after
+        the anchor, and so each step has its own.
+        """
+        if self._anchor is None:
+            self.anchor()
+        return self._driver.stamp(), self._anchor
+
+    def time_ns(self, stamp: Stamp) -> int:
+        event, (anchor, anchor_ns) = stamp
+        return int(anchor_ns + round(self._driver.elapsed_ms(anchor, event) * 1e6))
+
+    def seed(self, value: int) -> torch.Tensor:
+        generator = self._driver.generator
+        before = generator.get_state()
+        generator.manual_seed(value)
+        return before
+
+    def set_generator(self, state: torch.Tensor) -> None:
+        self._driver.generator.set_state(state)
+
+
+def _host(slot: Slot, nbytes: int) -> HostMemory:
+    memory = slot.first(nbytes)
+    assert isinstance(memory, np.ndarray)
+    return memory

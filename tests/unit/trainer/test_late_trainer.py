@@ -1,0 +1,88 @@
+"""The trainer on a device whose work is done late: tied weights, frozen layers, dropout, evaluation, checkpoints, with
+the bits of one rank on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import little
+import pytest
+import torch
+from fakes.late_trainer import late_devices
+from torch import nn
+
+from mpipipe.trainer import Trainer
+from mpipipe.transport import Transport, run_ranks
+
+BATCHES = [little.batch(0), little.batch(1, 7), little.batch(2)]
+TIED = [("1.weight", "7.weight")]
+
+
+class Strided(nn.Module):
+    """The same values in another order in memory."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.t().contiguous().t()
+
+
+def layers() -> list[Callable[[], nn.Module]]:
+    def frozen() -> nn.Module:
+        return nn.Linear(little.WIDTH, little.WIDTH).requires_grad_(False)
+
+    def block() -> nn.Module:
+        return nn.Sequential(nn.Linear(little.WIDTH, little.WIDTH), nn.Dropout(0.3), nn.Tanh())
+
+    return [frozen, little.linear(), block, Strided, little.View, block, block, little.linear()]
+
+
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize(
+    "schedule, p, chunks", [("1f1b", 1, 1), ("1f1b", 3, 1), ("interleaved", 2, 2), ("zb-h1", 4, 1)]
+)
+def test_training_on_a_late_device(schedule: str, p: int, chunks: int, staged: bool) -> None:
+    given: dict[str, Any] = {"tied": TIED, "evaluate": lambda number: BATCHES[:number]}
+    wanted = little.train_on(1, layers, little.config(), BATCHES, **given)
+    with late_devices(staged) as drivers:
+        found = little.train_on(p, layers, little.config(schedule=schedule, chunks=chunks), BATCHES, **given)
+    assert len(drivers) == p
+    little.assert_same(wanted, found)
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_checkpoints_of_a_late_device(staged: bool, tmp_path: Path) -> None:
+    """Saved on a late device at p = 2, restored on the host at p = 3, and the other way round."""
+
+    def run(p: int, steps: range) -> list[tuple[float | None, float]]:
+        def work(transport: Transport) -> list[tuple[float | None, float]]:
+            config = little.config(run_dir=str(tmp_path))
+            trainer = Trainer(config, layers(), little.square_loss, transport=transport, tied=TIED)
+            assert trainer.restore() == steps.start
+            reports = [trainer.step_report(little.batch(step)) for step in steps]
+            trainer.save()
+            trainer.close()
+            return [(report.loss, report.grad_norm) for report in reports]
+
+        return run_ranks(p, work)[0]
+
+    def on_host() -> list[tuple[float | None, float]]:
+        config = little.config()
+        return little.train_on(1, layers, config, [little.batch(step) for step in range(6)], tied=TIED).steps
+
+    wanted = on_host()
+    with late_devices(staged):
+        found = run(2, range(2))
+    found += run(3, range(2, 4))
+    with late_devices(staged):
+        found += run(4, range(4, 6))
+    assert found == wanted
+
+
+def test_a_batch_stays_what_it_was() -> None:
+    data = little.batch(0)
+    before = [one.clone() for one in data]
+    with late_devices(True):
+        little.train_on(2, layers, little.config(), [data], tied=TIED)
+    assert all(torch.equal(one, other) for one, other in zip(data, before, strict=True))

@@ -1,0 +1,388 @@
+"""Checks of ``device_check.py``: what the engine costs at one rank, and how fast messages leave and reach a GPU.
+
+    mpirun -n 2 python tools/device_check_speed.py ranks PAYLOAD      rates of messages; PAYLOAD: JSON, ``paths``, ``folder``
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from device_check_answers import Answers, Settings, answer, launch, left_s
+
+MIB = 1 << 20
+GOAL = 1.03
+"""Of the engine's step over the plain loop's."""
+SAME_LOSS = 2e-3  # relative; the loops add up in other orders, and round to bfloat16 in other places
+MESSAGE_BYTES = (MIB, 16 * MIB, 64 * MIB)
+TURN_BYTES = 256 * MIB
+ROUNDS = 7
+
+
+# --- the engine beside a plain loop ---
+
+
+def case_of(device: str, small: bool) -> dict[str, Any]:
+    """The model and batch: 350 million parameters, unless ``small``."""
+    if device == "cpu":
+        model = {"layers": 2, "hidden": 32, "heads": 2, "vocab": 128, "sequence": 16}
+        return {"model": model, "microbatch": 1, "m": 4, "warm": 1, "steps": 1, "rounds": 2}
+    if small:
+        model = {"layers": 8, "hidden": 512, "heads": 8, "vocab": 8192, "sequence": 256}
+        return {"model": model, "microbatch": 4, "m": 8, "warm": 3, "steps": 3, "rounds": 6}
+    model = {"layers": 24, "hidden": 1024, "heads": 16, "vocab": 50304, "sequence": 1024}
+    return {"model": model, "microbatch": 4, "m": 8, "warm": 3, "steps": 3, "rounds": 6}
+
+
+def config_of(case: dict[str, Any], device: str, folder: str, **keys: Any) -> Any:
+    """Further settings as ``section__key=value``."""
+    from mpipipe.config import Config
+
+    tables: dict[str, dict[str, Any]] = {
+        "run": {"seed": 1, "steps": 1000, "dir": folder},
+        "model": case["model"] | {"tie_embeddings": True},
+        "batch": {"sequences": case["m"] * case["microbatch"], "microbatch": case["microbatch"]},
+        "pipeline": {"schedule": "1f1b"},
+        "optimizer": {"lr": 1e-4},
+        "trace": {"enabled": True},
+        "comm": {"device": device, "path": "staged" if device == "cuda" else "auto", "timeout_s": 60.0},
+    }
+    for name, value in keys.items():
+        section, key = name.split("__")
+        tables[section][key] = value
+    return Config.from_tables(tables)
+
+
+def in_bfloat16(make: Callable[[], Any], device: str) -> Callable[[], Any]:
+    """The layer that ``make`` makes, with matrix products in bfloat16; its parameters stay float32."""
+    import torch
+
+    def made() -> Any:
+        module = make()
+        module.forward = torch.autocast(device, dtype=torch.bfloat16)(module.forward)
+        return module
+
+    return made
+
+
+def make_engine(config: Any, transport: Any, device: str) -> Any:
+    """mpipipe's trainer."""
+    from mpipipe.model import gpt2_layers, token_loss
+    from mpipipe.trainer import Trainer
+
+    layers = gpt2_layers(config.model, config.run.seed)
+    return Trainer(
+        config,
+        [in_bfloat16(make, device) for make in layers.factories],
+        token_loss,
+        tied=layers.tied,
+        names=layers.names,
+        descriptions=layers.descriptions,
+        transport=transport,
+    )
+
+
+def make_batch(config: Any) -> Any:
+    """The same at every step, on the CPU."""
+    import torch
+
+    size = (config.batch.sequences, config.model.sequence + 1)
+    tokens = torch.randint(0, config.model.vocab, size, generator=torch.Generator().manual_seed(1))
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+class PlainLoop:
+    """What a user writes without mpipipe: the same layers one after another, microbatches added up, fused AdamW. With
+    ``norm`` also the norm of the whole gradient, which the trainer tells at every step.
+    """
+
+    def __init__(self, config: Any, device: str) -> None:
+        import torch
+
+        from mpipipe.model import gpt2_layers
+
+        self._torch, self._device = torch, device
+        layers = gpt2_layers(config.model, config.run.seed)
+        self._modules = torch.nn.ModuleList([make() for make in layers.factories]).to(device)
+        self._modules[-1].weight = self._modules[0].tokens.weight
+        parameters = list(self._modules.parameters())
+        self._parameters = parameters
+        section = config.optimizer
+        groups = [
+            {"params": [one for one in parameters if one.dim() >= 2], "weight_decay": section.weight_decay},
+            {"params": [one for one in parameters if one.dim() < 2], "weight_decay": 0.0},
+        ]
+        self._optimizer = torch.optim.AdamW(groups, lr=section.lr, betas=section.betas, eps=section.eps, fused=True)
+        self._microbatch = config.batch.microbatch
+        self.num_parameters = sum(one.numel() for one in parameters)
+
+    def step(self, batch: Any, norm: bool = False) -> float:
+        """The mean loss of the step."""
+        torch = self._torch
+        inputs, targets = (tensor.to(self._device) for tensor in batch)
+        pieces = inputs.split(self._microbatch)
+        total = torch.zeros((), device=self._device)
+        for x, y in zip(pieces, targets.split(self._microbatch), strict=True):
+            with torch.autocast(self._device, dtype=torch.bfloat16):
+                for module in self._modules:
+                    x = module(x)
+            loss = torch.nn.functional.cross_entropy(x.flatten(0, 1).float(), y.flatten()) / len(pieces)
+            loss.backward()
+            total += loss.detach()
+        if norm:
+            torch.nn.utils.get_total_norm([one.grad for one in self._parameters], foreach=True).item()
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return float(total.item())
+
+
+def timed_ms(step: Callable[[], Any], steps: int, settle: Callable[[], None]) -> float:
+    """Milliseconds a step."""
+    settle()
+    begun = time.perf_counter()
+    for _ in range(steps):
+        step()
+    settle()
+    return 1e3 * (time.perf_counter() - begun) / steps
+
+
+def check_engine(settings: Settings, answers: Answers) -> None:
+    import torch
+
+    from mpipipe.transport import solo
+
+    device = settings["device"]
+    case = case_of(device, settings["small"])
+    settle = torch.cuda.synchronize if device == "cuda" else lambda: None
+    with tempfile.TemporaryDirectory(prefix="engine-") as folder:
+        config = config_of(case, device, str(Path(folder) / "run"))
+        batch = make_batch(config)
+        plain = PlainLoop(config, device)
+        engine = make_engine(config, solo(), device)
+        loops: dict[str, Callable[[], Any]] = {
+            "engine": lambda: engine.step(batch),
+            "plain": lambda: plain.step(batch),
+            "plain with the norm": lambda: plain.step(batch, norm=True),
+        }
+        losses = {name: [loops[name]() for _ in range(case["warm"])] for name in ("engine", "plain")}
+        loops["plain with the norm"]()
+        _compare_losses(answers, losses)
+        found: dict[str, list[float]] = {name: [] for name in loops}
+        for number in range(case["rounds"]):
+            order = list(loops) if number % 2 == 0 else list(loops)[::-1]
+            for name in order:
+                found[name].append(timed_ms(loops[name], case["steps"], settle))
+            print(", ".join(f"{name} {taken[-1]:.1f} ms" for name, taken in found.items()), flush=True)
+            if left_s(settings) < 10 + 2e-3 * case["steps"] * sum(taken[-1] for taken in found.values()):
+                break
+        engine.close()
+        _tell_ratio(settings, answers, case, found, plain.num_parameters)
+
+
+def _compare_losses(answers: Answers, losses: dict[str, list[float]]) -> None:
+    far = max(abs(a - b) / abs(b) for a, b in zip(losses["engine"], losses["plain"], strict=True))
+    shown = "; ".join(f"{name} {', '.join(f'{loss:.5f}' for loss in values)}" for name, values in losses.items())
+    level = "ok" if far <= SAME_LOSS else "wrong"
+    answers.row("losses", level, f"{shown}: {far:.1e} apart, {SAME_LOSS:.0e} allowed", apart=far)
+
+
+def _tell_ratio(
+    settings: Settings, answers: Answers, case: dict[str, Any], found: dict[str, list[float]], parameters: int
+) -> None:
+    middle = {name: statistics.median(taken) for name, taken in found.items()}
+    ratios = [a / b for a, b in zip(found["engine"], found["plain"], strict=True)]
+    ratio = statistics.median(ratios)
+    over_norm = statistics.median(a / b for a, b in zip(found["engine"], found["plain with the norm"], strict=True))
+    tokens = case["m"] * case["microbatch"] * case["model"]["sequence"]
+    flops = 6 * parameters * tokens + 12 * case["model"]["layers"] * case["model"]["hidden"] * (
+        case["model"]["sequence"] * tokens
+    )
+    text = (
+        f"{', '.join(f'{name} {ms:.2f} ms' for name, ms in middle.items())} a step; engine over plain {ratio:.4f} "
+        f"({min(ratios):.4f} to {max(ratios):.4f} over {len(ratios)} rounds of {case['steps']} steps), goal {GOAL}; over "
+        f"plain with the norm {over_norm:.4f}; {parameters / 1e6:.0f} million parameters, m = {case['m']} of "
+        f"{case['microbatch']} x {case['model']['sequence']} tokens, bfloat16 products, fused AdamW counted, no "
+        f"clipping, trace on; engine {1e-9 * flops / middle['engine']:.3g} TFLOP/s, {1e3 * tokens / middle['engine']:.4g} "
+        f"tokens/s"
+    )
+    on_cpu = settings["device"] == "cpu"
+    level = "ok" if ratio <= GOAL or on_cpu else "missed"
+    answers.row("engine over plain", level, text + "; a dry run: the goal is a GPU's" * on_cpu, ratio=ratio,
+                ratios=ratios, over_norm=over_norm, ms=middle, sizes=case)  # fmt: skip
+
+
+# --- copies ---
+
+
+def check_right_bytes(device: Any, nbytes: int) -> str:
+    """A message out and in again; empty, or what is wrong."""
+    import torch
+
+    pattern = (torch.arange(nbytes, dtype=torch.int64) * 131 % 251).to(torch.uint8)
+    out = device.outgoing(pattern.to(device.torch_device))
+    device.finish()
+    if not torch.equal(torch.from_numpy(out.message), pattern):
+        return "the bytes in host memory are not those of the tensor"
+    into = device.allocate(nbytes)
+    device.receiving(into)
+    into.message[:] = out.message
+    device.sent(out)
+    device.landed(into)
+    arrived = device.copy_to_host(device.tensor(into, (nbytes,), torch.uint8))
+    device.release(into)
+    return "" if torch.equal(arrived, pattern) else "the bytes of the tensor are not those in host memory"
+
+
+def out_turn(device: Any, tensor: Any, count: int) -> Callable[[], None]:
+    """``count`` messages on their way to host memory, one behind the other."""
+
+    def turn() -> None:
+        outs = [device.outgoing(tensor) for _ in range(count)]
+        device.finish()
+        for out in outs:
+            device.sent(out)
+
+    return turn
+
+
+def in_turn(device: Any, nbytes: int, count: int) -> Callable[[], None]:
+    """``count`` messages on their way out of host memory. Nothing is received into it: MPI is not measured here."""
+    import torch
+
+    buffers = [device.allocate(nbytes) for _ in range(count)]
+
+    def turn() -> None:
+        for buffer in buffers:
+            device.receiving(buffer)
+            device.landed(buffer)
+            device.tensor(buffer, (nbytes,), torch.uint8)
+            device.release(buffer)
+        device.finish()
+
+    return turn
+
+
+def bare_turns(nbytes: int, count: int) -> tuple[Callable[[], None], Callable[[], None]]:
+    """(Out, in) by torch alone, pinned memory, on a stream of its own."""
+    import torch
+
+    stream = torch.cuda.Stream()
+    tensor = torch.zeros(nbytes, dtype=torch.uint8, device="cuda")
+    pinned = [torch.zeros(nbytes, dtype=torch.uint8, pin_memory=True) for _ in range(count)]
+    torch.cuda.synchronize()
+
+    def out() -> None:
+        with torch.cuda.stream(stream):
+            for memory in pinned:
+                memory.copy_(tensor, non_blocking=True)
+        stream.synchronize()
+
+    def into() -> None:
+        with torch.cuda.stream(stream):
+            for memory in pinned:
+                tensor.copy_(memory, non_blocking=True)
+        stream.synchronize()
+
+    return out, into
+
+
+def rates_of(turns: dict[str, Callable[[], None]], nbytes: int) -> dict[str, float]:
+    """Bytes a second of turns that move ``nbytes``, medians of ROUNDS in alternation after one that warms up."""
+    taken: dict[str, list[float]] = {name: [] for name in turns}
+    for number in range(ROUNDS + 1):
+        for name, turn in turns.items():
+            begun = time.perf_counter()
+            turn()
+            if number:
+                taken[name].append(time.perf_counter() - begun)
+    return {name: nbytes / statistics.median(values) for name, values in taken.items()}
+
+
+def check_staged(settings: Settings, answers: Answers) -> None:
+    if settings["device"] == "cuda":
+        _copies(answers)
+    else:
+        answers.row("copies", "absent", "needs a GPU")
+    if settings["launcher"] is None:
+        answers.row("rank to rank", "absent", "needs MPI ranks")
+    elif left_s(settings) > 8:
+        rates_over_mpi(settings, answers, ["host memory", "staged"] if settings["device"] == "cuda" else ["host memory"])
+
+
+def _copies(answers: Answers) -> None:
+    import torch
+
+    from mpipipe.device import open_device
+
+    device = open_device("cuda", staged=True)
+    for nbytes in (1, 1000, MIB, 16 * MIB + 12):
+        wrong = check_right_bytes(device, nbytes)
+        if wrong:
+            answers.row("bytes", "wrong", f"{nbytes} bytes: {wrong}")
+            return
+    answers.row("bytes", "ok", "what goes out and comes in again is the same")
+    for nbytes in MESSAGE_BYTES:
+        count = min(16, max(2, TURN_BYTES // nbytes))
+        tensor = torch.zeros(nbytes, dtype=torch.uint8, device="cuda")
+        bare_out, bare_in = bare_turns(nbytes, count)
+        ours_out, ours_in = out_turn(device, tensor, count), in_turn(device, nbytes, count)
+        for way, ours, bare in (("GPU to host", ours_out, bare_out), ("host to GPU", ours_in, bare_in)):
+            rates = rates_of({"ours": ours, "bare": bare}, count * nbytes)
+            ratio = rates["ours"] / rates["bare"]
+            text = (
+                f"{rates['ours'] / 1e9:.2f} GB/s, bare copies from and to pinned memory {rates['bare'] / 1e9:.2f} GB/s: "
+                f"{ratio:.3f} of them ({count} messages in a row)"
+            )
+            answers.row(f"{way}, {nbytes // MIB} MiB", "ok", text, ratio=ratio, **rates)
+
+
+# --- messages over MPI ---
+
+
+def rank_main(payload: dict[str, Any]) -> None:
+    """On both ranks of a launch: GB/s from rank 0 to rank 1."""
+    from mpipipe.cli.doctor_gpu import rates
+    from mpipipe.device import open_device
+    from mpipipe.transport import open_world
+
+    transport = open_world()
+    for path in payload["paths"]:
+        local = {"local_rank": transport.local_rank, "local_size": transport.local_size}
+        name = "cpu" if path == "host memory" else "cuda"
+        device = open_device(name, **local, staged=path != "cuda-aware")
+        found = rates(transport, device, payload["sizes"])
+        if transport.rank == 0:
+            with (Path(payload["folder"]) / "rates.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps([path, found]) + "\n")
+    transport.close()
+
+
+def rates_over_mpi(
+    settings: Settings, answers: Answers, paths: Sequence[str], more: dict[str, str] | None = None
+) -> None:
+    """A row for each path, of messages from rank to rank, one at a time."""
+    sizes = MESSAGE_BYTES if settings["device"] == "cuda" else MESSAGE_BYTES[:1]
+    with tempfile.TemporaryDirectory(prefix="rates-") as folder:
+        payload = json.dumps({"paths": list(paths), "sizes": sizes, "folder": folder})
+        said = launch(settings, 2, [__file__, "ranks", payload], min(40, left_s(settings) - 2), more)
+        path = Path(folder) / "rates.jsonl"
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    for line in lines:
+        name, found = json.loads(line)
+        each = ", ".join(f"{nbytes // MIB} MiB {rate / 1e9:.2f}" for nbytes, rate in zip(sizes, found, strict=True))
+        answers.row(f"rank to rank, {name}", "ok", f"GB/s from rank 0 to rank 1: {each}", rates=found, sizes=sizes)
+    if said.trouble():
+        answers.row("rank to rank", "wrong", f"after {len(lines)} of {len(paths)} paths: {said.trouble()}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "ranks":
+        rank_main(json.loads(sys.argv[2]))
+    else:
+        answer({"engine": check_engine, "staged": check_staged})

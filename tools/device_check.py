@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from device_check_answers import ENDS_WITHIN_S, ROOT, end_all, last_words
+from device_check_wheels import environment, unpack
 
 CHECK_MARK = "MPIPIPE_DEVICE_CHECK"
 LEAST_S = 5.0
@@ -103,20 +104,18 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--output", type=Path, help="a file for the report as Markdown, or a folder")
     parser.add_argument("--no-mpi", action="store_true", help="start no MPI ranks")
     parser.add_argument("--ucx", type=Path, help="folder of a UCX with CUDA (default: the Python package libucx)")
-    parser.add_argument("--packages", type=Path, help="a folder of Python packages that are missing here")
+    parser.add_argument("--wheels", type=Path, help="folder of wheels of what is missing here (device_check_wheels.py)")
     return parser.parse_args(arguments)
 
 
 # --- one check ---
 
 
-def child_environment(mark: str, packages: Path | None = None) -> dict[str, str]:
-    """This checkout's mpipipe, one thread, deterministic matrix products, and ``packages`` behind what is there."""
+def child_environment(mark: str) -> dict[str, str]:
+    """This checkout's mpipipe, one thread, deterministic matrix products."""
     found = dict(os.environ)
-    paths = [str(ROOT), found.get("PYTHONPATH", ""), str(packages.resolve()) if packages else ""]
+    paths = [str(ROOT), found.get("PYTHONPATH", "")]
     found |= {"PYTHONPATH": os.pathsep.join(filter(None, paths)), CHECK_MARK: mark, "PYTHONUNBUFFERED": "1"}
-    if packages:
-        found["PATH"] = f"{packages.resolve() / 'bin'}{os.pathsep}{found.get('PATH', os.defpath)}"
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         found.setdefault(name, "1")
     found["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
@@ -157,9 +156,7 @@ def end(process: subprocess.Popen[bytes], mark: str) -> None:
     end_all(CHECK_MARK, mark)
 
 
-def run_check(
-    check: Check, settings: dict[str, Any], limit_s: float, packages: Path | None = None
-) -> tuple[list[Result], dict[str, Any]]:
+def run_check(check: Check, settings: dict[str, Any], limit_s: float) -> tuple[list[Result], dict[str, Any]]:
     """Start one check; its results and what it found for later ones. Never raises for what the check does."""
     mark = uuid.uuid4().hex
     with tempfile.TemporaryDirectory(prefix="device-check-") as folder:
@@ -170,7 +167,7 @@ def run_check(
             try:
                 process = subprocess.Popen(
                     [*check.command, json.dumps(given), str(path)],
-                    env=child_environment(mark, packages),
+                    env=child_environment(mark),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
@@ -292,7 +289,7 @@ def _cell(text: str) -> str:
     return " ".join(text.replace("|", "\\|").split())
 
 
-def run_all(checks: Sequence[Check], report: Report, minutes: float, packages: Path | None = None) -> None:
+def run_all(checks: Sequence[Check], report: Report, minutes: float) -> None:
     """Every check in turn, as long as there is time."""
     ends = time.monotonic() + 60 * minutes
     for check in checks:
@@ -302,7 +299,7 @@ def run_all(checks: Sequence[Check], report: Report, minutes: float, packages: P
             continue
         print(f"{check.name}: {check.what}", file=sys.stderr, flush=True)
         begun = time.monotonic()
-        results, found = run_check(check, report.settings, min(check.limit_s, left), packages)
+        results, found = run_check(check, report.settings, min(check.limit_s, left))
         report.settings |= found
         report.add(results, time.monotonic() - begun)
 
@@ -327,10 +324,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     report = Report(settings, given.output)
     wanted = [check for check in CHECKS if not given.only or check.name in given.only or check.name == "there"]
-    try:
-        run_all(wanted, report, given.minutes, given.packages)
-    except KeyboardInterrupt as error:
-        report.add([Result("device_check", "all", "late", f"ended from outside ({error}); the rest was not run")], 0.0)
+    with tempfile.TemporaryDirectory(prefix="device-check-wheels-", ignore_cleanup_errors=True) as prefix:
+        try:
+            if given.wheels:
+                told = "; ".join(unpack(given.wheels, Path(prefix)))
+                os.environ.update(environment(Path(prefix), os.environ))
+                report.add([Result("wheels", "wheels", "ok", told)], 0.0)
+            run_all(wanted, report, given.minutes)
+        except KeyboardInterrupt as error:
+            report.add([Result("device_check", "all", "late", f"ended from outside ({error}); the rest not run")], 0.0)
     print(report.table())
     print(report.line(), flush=True)
     return int(report.is_bad)

@@ -56,7 +56,7 @@ def check_there(settings: Settings, answers: Answers) -> None:
     gone = [name for name in NEEDED if versions[name] is None]
     shown = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     if gone:
-        text = f"missing, and needed for everything: {', '.join(gone)} (--packages FOLDER brings them); there: {shown}"
+        text = f"missing, and needed for everything: {', '.join(gone)} (--wheels FOLDER brings them); there: {shown}"
         answers.row("packages", "wrong", text, **versions)
     else:
         answers.row("packages", "ok", shown, **versions)

@@ -40,6 +40,13 @@ def open_rank_device(config: Config, transport: Transport) -> tuple[Device, str]
         error.seen_alike = True
         raise error
     if kind == "cpu":
+        if comm.path == "cuda-aware":
+            error = DeviceBindingError(
+                'comm.path = "cuda-aware": no rank has a GPU that it can use (comm.device = "cuda" tells what is missing), '
+                'and messages leave host memory. Set comm.path = "auto"'
+            )
+            error.seen_alike = True
+            raise error
         return open_device("cpu"), HOST_PATH
     path = decide_path(transport, comm)
 

@@ -186,6 +186,34 @@ def check_messages_that_come_at_once(twin: Twin) -> None:
     twin.end()
 
 
+def check_a_long_message_in_parts(twin: Twin) -> None:
+    """Cut alike at both ends, sent in order; twice through the same buffer, which someone still reads."""
+    device, pool, count = twin.device, BufferPool(twin.device), (9 << 18) + 5
+    for turn in range(3):
+        whole = numbers(twin, count, float(turn))
+        twin.kernel([])
+        outs = device.outgoing_parts(whole)
+        del whole
+        into = pool.take(4 * count)
+        reach(into.free)
+        parts = device.receiving_parts(into)
+        assert [part.nbytes for part in parts] == [out.nbytes for out in outs]
+        assert sum(part.nbytes for part in parts) == into.nbytes
+        for out, part in zip(outs, parts, strict=True):
+            reach(out.ready)
+            twin.move(part.message, out.message)
+            device.sent(out)
+            if part.landing:
+                device.landed(part)
+        tensor = device.tensor(into, (count,), torch.float32)
+        twin.kernel([tensor])
+        assert torch.equal(device.copy_to_host(tensor), torch.arange(count) + float(turn))
+        del tensor
+        pool.give(into)
+    assert pool.allocated_buffers == 1
+    twin.end()
+
+
 def check_memory_in_which_someone_has_a_tensor_stays_theirs(twin: Twin) -> None:
     device, pool = twin.device, BufferPool(twin.device)
     kept: list[torch.Tensor] = []

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from device_check_answers import Answers, Settings, answer, error_text, launch, left_s, missing
+from device_check_answers import Answers, Settings, answer, error_text, launch, left_s
 
 SCHEDULES = (("1f1b", 1), ("interleaved", 2), ("zb-h1", 1), ("zb-v", 2), ("gpipe", 1))
 STEPS = 3

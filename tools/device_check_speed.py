@@ -1,6 +1,6 @@
 """Checks of ``device_check.py``: what the engine costs at one rank, and how fast messages leave and reach a GPU.
 
-    mpirun -n 2 python tools/device_check_speed.py ranks PAYLOAD      rates of messages; PAYLOAD: JSON, ``paths``, ``folder``
+    mpirun -n 2 python tools/device_check_speed.py ranks PAYLOAD      rates of messages; PAYLOAD: JSON
 """
 
 from __future__ import annotations
@@ -205,11 +205,11 @@ def _tell_ratio(
     )
     text = (
         f"{', '.join(f'{name} {ms:.2f} ms' for name, ms in middle.items())} a step; engine over plain {ratio:.4f} "
-        f"({min(ratios):.4f} to {max(ratios):.4f} over {len(ratios)} rounds of {case['steps']} steps), goal {GOAL}; over "
-        f"plain with the norm {over_norm:.4f}; {parameters / 1e6:.0f} million parameters, m = {case['m']} of "
+        f"({min(ratios):.4f} to {max(ratios):.4f} over {len(ratios)} rounds of {case['steps']} steps), goal {GOAL}; "
+        f"over plain with the norm {over_norm:.4f}; {parameters / 1e6:.0f} million parameters, m = {case['m']} of "
         f"{case['microbatch']} x {case['model']['sequence']} tokens, bfloat16 products, fused AdamW counted, no "
-        f"clipping, trace on; engine {1e-9 * flops / middle['engine']:.3g} TFLOP/s, {1e3 * tokens / middle['engine']:.4g} "
-        f"tokens/s"
+        f"clipping, trace on; engine {1e-9 * flops / middle['engine']:.3g} TFLOP/s, "
+        f"{1e3 * tokens / middle['engine']:.4g} tokens/s"
     )
     on_cpu = settings["device"] == "cpu"
     level = "ok" if ratio <= GOAL or on_cpu else "missed"
@@ -312,7 +312,7 @@ def check_staged(settings: Settings, answers: Answers) -> None:
     if settings["launcher"] is None:
         answers.row("rank to rank", "absent", "needs MPI ranks")
     elif left_s(settings) > 8:
-        rates_over_mpi(settings, answers, ["host memory", "staged"] if settings["device"] == "cuda" else ["host memory"])
+        rates_over_mpi(settings, answers, ["host memory", "staged"][: 1 + (settings["device"] == "cuda")])
 
 
 def _copies(answers: Answers) -> None:
@@ -336,8 +336,8 @@ def _copies(answers: Answers) -> None:
             rates = rates_of({"ours": ours, "bare": bare}, count * nbytes)
             ratio = rates["ours"] / rates["bare"]
             text = (
-                f"{rates['ours'] / 1e9:.2f} GB/s, bare copies from and to pinned memory {rates['bare'] / 1e9:.2f} GB/s: "
-                f"{ratio:.3f} of them ({count} messages in a row)"
+                f"{rates['ours'] / 1e9:.2f} GB/s, bare copies from and to pinned memory "
+                f"{rates['bare'] / 1e9:.2f} GB/s: {ratio:.3f} of them ({count} messages in a row)"
             )
             answers.row(f"{way}, {nbytes // MIB} MiB", "ok", text, ratio=ratio, **rates)
 

@@ -66,7 +66,8 @@ def check_there(settings: Settings, answers: Answers) -> None:
     else:
         said = run([sys.executable, "-m", "mpipipe", "--version"], 30)
         trouble = said.trouble()
-        answers.row("command line", "wrong" if trouble else "ok", trouble or f"python -m mpipipe: {said.output.strip()}")
+        text = trouble or f"python -m mpipipe: {said.output.strip()}"
+        answers.row("command line", "wrong" if trouble else "ok", text)
     _tell_mpi(settings, answers)
     if settings["device"] == "cuda":
         _tell_driver(answers)
@@ -139,7 +140,7 @@ def _tell_torch(answers: Answers) -> None:
         import cupy
 
         runtime = cupy.cuda.runtime
-        text = f"CuPy {cupy.__version__}, CUDA runtime {runtime.runtimeGetVersion()}, driver {runtime.driverGetVersion()}"
+        text = f"CuPy {cupy.__version__}, CUDA {runtime.runtimeGetVersion()}, driver {runtime.driverGetVersion()}"
         answers.row("CuPy", "ok", f"{text}; a sum on the GPU: {int(cupy.arange(10).sum())}")
     except Exception as error:
         answers.row("CuPy", "absent" if isinstance(error, ImportError) else "wrong", error_text(error))
@@ -162,10 +163,11 @@ def _pytest_stub() -> types.ModuleType:
 
 
 def _load(path: Path) -> types.ModuleType:
-    if importlib.util.find_spec("pytest") is None:
+    if "pytest" not in sys.modules and importlib.util.find_spec("pytest") is None:
         sys.modules["pytest"] = _pytest_stub()
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -268,7 +270,8 @@ def check_aware(settings: Settings, answers: Answers) -> None:
         "flush=True); t.close()"
     )
     said = launch(settings, 2, ["-c", question], min(30, left_s(settings)), more)
-    answers.row("MPI library says", "wrong" if said.trouble() else "ok", said.trouble() or _answer(said.output) or "none")
+    text = said.trouble() or _answer(said.output) or "nothing"
+    answers.row("MPI library says", "wrong" if said.trouble() else "ok", text)
     device = settings["device"]
     said = launch(settings, 2, ["-m", "mpipipe.transport.probe", device], min(40, left_s(settings) - 2), more)
     from mpipipe.transport.proof import ANSWER

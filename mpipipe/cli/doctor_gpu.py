@@ -9,6 +9,7 @@ import os
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,32 +35,47 @@ def device_nodes(folder: Path = Path("/dev")) -> list[str]:
     return sorted(path.name for path in folder.glob("nvidia[0-9]*"))
 
 
-def devices(cupy: str | None, nodes: Sequence[str], environ: Mapping[str, str] | None = None) -> Verdict:
+def device_models(folder: Path = Path("/proc/driver/nvidia/gpus")) -> dict[str, str]:
+    """Models by device name, where the driver tells: asking CUDA would begin its work before MPI's."""
+    found = {}
+    for path in sorted(folder.glob("*/information")):
+        with suppress(OSError):
+            parts = (line.partition(":") for line in path.read_text(errors="replace").splitlines())
+            fields = {key.strip(): value.strip() for key, _, value in parts}
+            if "Model" in fields:
+                found[f"nvidia{fields.get('Device Minor', '')}"] = fields["Model"]
+    return found
+
+
+def devices(
+    cupy: str | None,
+    nodes: Sequence[str],
+    *,
+    models: Mapping[str, str] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Verdict:
     """What one process can tell of the GPUs of this machine. ``cupy``: its version, None if it is not installed."""
     given = os.environ if environ is None else environ
     about_cupy = f"CuPy {cupy}" if cupy else "CuPy not installed"
     if not nodes:
         return Verdict("devices", "ok", f'no NVIDIA device, {about_cupy}: comm.device = "auto" computes on the CPU')
-    text = f"{counted(len(nodes), 'NVIDIA device')} ({' '.join(nodes)})"
+    known = device_models() if models is None else models
+    named = ", ".join(f"{node}: {known[node]}" if node in known else node for node in nodes)
+    text = f"{counted(len(nodes), 'NVIDIA device')} ({named})"
     visible = given.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         text += f", CUDA_VISIBLE_DEVICES={visible}"
     lacking = [] if cupy else ["CuPy is not installed: pip install 'mpipipe[cuda12]', or cuda13"]
     try:
-        text += f"; torch sees {_seen_by_torch()}; {about_cupy}"
-        if importlib.import_module("torch").version.cuda is None:
+        torch = importlib.import_module("torch")
+        text += f"; torch sees {counted(torch.cuda.device_count(), 'GPU')}; {about_cupy}"
+        if torch.version.cuda is None:
             lacking.append("this torch was built without CUDA")
     except ImportError:
         lacking.append("torch is not installed")
     if lacking:
         return Verdict("devices", "missing", f'{text}. For comm.device = "cuda": {"; ".join(lacking)}')
     return Verdict("devices", "ok", text)
-
-
-def _seen_by_torch() -> str:
-    cuda = importlib.import_module("torch").cuda
-    names = [cuda.get_device_name(index) for index in range(cuda.device_count())]
-    return ", ".join(f"{index}: {name}" for index, name in enumerate(names)) or "no GPU"
 
 
 def gpu_verdicts(transport: Transport, as_json: bool) -> Iterator[Verdict]:
@@ -112,10 +128,11 @@ def _mine(transport: Transport) -> dict[str, Any]:
         from mpipipe.device.binding import choose_device
 
         index = choose_device(count, transport.local_rank, transport.local_size)
-        properties = cuda.get_device_properties(index)
-        uuid = str(getattr(properties, "uuid", ""))
-        found |= {"index": index, "name": properties.name, "uuid": uuid}
-        found["usable"] = environment.software_versions()["cupy"] is not None
+        found |= {"index": index, "name": "no answer", "uuid": ""}
+        with suppress(RuntimeError):  # CUDA does not begin: the GPU is another process's, or broken
+            properties = cuda.get_device_properties(index)
+            found |= {"name": properties.name, "uuid": str(getattr(properties, "uuid", ""))}
+            found["usable"] = environment.software_versions()["cupy"] is not None
     return found
 
 
@@ -131,6 +148,10 @@ def binding(ranks: Sequence[Mapping[str, Any]]) -> Iterator[Verdict]:
         if rank["count"]
     ]
     yield Verdict("GPU of each rank", "ok", "; ".join(places))
+    silent = [str(number) for number, rank in enumerate(ranks) if rank.get("name") == "no answer"]
+    if silent:
+        text = f"CUDA does not begin on the GPUs of ranks {', '.join(silent)}: does nvidia-smi work there, and is the "
+        yield Verdict("GPU of each rank", "warning", f"{text}GPU free?")
     without = [str(number) for number, rank in enumerate(ranks) if not rank["count"]]
     if without:
         yield Verdict("GPU of each rank", "warning", f"ranks without a GPU: {', '.join(without)}")

@@ -89,8 +89,8 @@ class CudaDriver:
     def copy_out(self, target: Slot, tensor: torch.Tensor, nbytes: int, stream: Stream) -> None:
         self._copy(target.address, tensor.data_ptr(), nbytes, stream)
 
-    def copy_in(self, target: Slot, source: Slot, nbytes: int, stream: Stream) -> None:
-        self._copy(target.address, source.address, nbytes, stream)
+    def copy_in(self, target: Slot, source: Slot, nbytes: int, stream: Stream, offset: int = 0) -> None:
+        self._copy(target.address + offset, source.address, nbytes, stream)
 
     def _copy(self, target: int, source: int, nbytes: int, stream: Stream) -> None:
         """Asynchronous: host memory is pinned on either side. Which side is the host's, the runtime sees."""

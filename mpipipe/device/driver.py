@@ -66,8 +66,8 @@ class Driver(Protocol):
     def copy_out(self, target: Slot, tensor: torch.Tensor, nbytes: int, stream: Stream) -> None:
         """Copy the bytes of a contiguous tensor to the start of ``target``. Holds neither."""
 
-    def copy_in(self, target: Slot, source: Slot, nbytes: int, stream: Stream) -> None:
-        """Copy the first bytes of pinned memory to the start of device memory."""
+    def copy_in(self, target: Slot, source: Slot, nbytes: int, stream: Stream, offset: int = 0) -> None:
+        """Copy the first bytes of pinned memory to device memory, from byte ``offset`` of ``target`` on."""
 
     def mark(self, stream: Stream) -> Mark:
         """A mark after all work issued on ``stream`` so far."""

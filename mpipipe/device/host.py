@@ -28,6 +28,9 @@ class HostDevice:
     def receiving(self, buffer: Buffer) -> None:
         pass
 
+    def receiving_parts(self, buffer: Buffer) -> list[Buffer]:
+        return [buffer]
+
     def landed(self, buffer: Buffer) -> None:
         pass
 
@@ -59,6 +62,9 @@ class HostDevice:
         except TypeError:  # a type that NumPy lacks, as bfloat16
             memory = flat.view(-1).view(torch.uint8).numpy()
         return Buffer(memory, memory.nbytes, tensor)
+
+    def outgoing_parts(self, tensor: torch.Tensor) -> list[Buffer]:
+        return [self.outgoing(tensor)]
 
     def sent(self, buffer: Buffer) -> None:
         pass

@@ -70,7 +70,9 @@ class Device(Protocol):
 
     The host issues work in the order of the program, and need not wait for it. The way of a message in: ``allocate``,
     wait for ``free``, ``receiving``, receive into ``message``, ``landed`` if ``landing``, ``tensor``, use, ``release``.
-    The way out: ``outgoing``, wait for ``ready``, send ``message``, ``sent``.
+    The way out: ``outgoing``, wait for ``ready``, send ``message``, ``sent``. A long message through host memory is
+    faster in parts, one of which is copied while another is sent: ``receiving_parts`` and ``outgoing_parts``, each part
+    a message of its own, in order; both ends cut it alike.
     """
 
     name: str
@@ -89,6 +91,11 @@ class Device(Protocol):
 
     def receiving(self, buffer: Buffer) -> None:
         """A message is about to be received into ``buffer.message``, which this may set. ``buffer.free`` is reached."""
+
+    def receiving_parts(self, buffer: Buffer) -> list[Buffer]:
+        """As ``receiving``: the parts that are about to be received, each into its ``message``, and each ``landed``
+        where ``landing``; the buffer itself where there is one part.
+        """
 
     def landed(self, buffer: Buffer) -> None:
         """The message is in ``buffer.message``; begin to bring it to where tensors are made of it. Never blocks."""
@@ -112,6 +119,10 @@ class Device(Protocol):
     def outgoing(self, tensor: torch.Tensor) -> Buffer:
         """A buffer with the tensor's bytes, to be sent once ``ready`` is reached. It may share the tensor's memory:
         leave the tensor unchanged until the request is complete."""
+
+    def outgoing_parts(self, tensor: torch.Tensor) -> list[Buffer]:
+        """As ``outgoing``, in parts to be sent one after another, each once ``ready``, and each to be given to ``sent``.
+        """
 
     def sent(self, buffer: Buffer) -> None:
         """The send of an outgoing buffer is complete; its memory may be used again."""

@@ -20,6 +20,12 @@ from mpipipe.device.slots import Slots
 from mpipipe.device.tensors import TELLS_USES, settled, uses
 
 
+PART_BYTES = 4 << 20
+"""Staged messages go in parts of this size: while one is sent, the next is copied to the host, and the one before to
+the device.
+"""
+
+
 @dataclass(slots=True)
 class _Receiving:
     """What belongs to a receive buffer: ``readers``, the mark behind the work that reads its last message;
@@ -31,6 +37,15 @@ class _Receiving:
     readers: Mark | None = None
     pinned: Slot | None = None
     landed: Mark | None = None
+
+
+@dataclass(slots=True)
+class _Part:
+    """What belongs to a part of a message, from byte ``offset`` of ``whole`` on; it arrives in ``pinned``."""
+
+    whole: _Receiving
+    offset: int
+    pinned: Slot
 
 
 class _Held:
@@ -93,20 +108,34 @@ class StreamDevice:
             buffer.wire = _host(pinned, buffer.nbytes)
             buffer.landing = True
 
+    def receiving_parts(self, buffer: Buffer) -> list[Buffer]:
+        if not self.staged or buffer.nbytes <= PART_BYTES:
+            self.receiving(buffer)
+            return [buffer]
+        parts = []
+        for offset in range(0, buffer.nbytes, PART_BYTES):
+            nbytes = min(PART_BYTES, buffer.nbytes - offset)
+            pinned = self._landing_slots.take(nbytes)
+            memory = _host(pinned, nbytes)
+            parts.append(Buffer(memory, nbytes, wire=memory, landing=True, slot=_Part(buffer.slot, offset, pinned)))
+        return parts
+
     def landed(self, buffer: Buffer) -> None:
         """Copies pinned memory to the slot, behind the last readers of the slot. The pinned memory is free behind it.
         """
         if not buffer.landing:
             return
-        own: _Receiving = buffer.slot
-        assert own.pinned is not None
+        part = buffer.slot if isinstance(buffer.slot, _Part) else None
+        own: _Receiving = buffer.slot if part is None else part.whole
+        pinned, offset = (own.pinned, 0) if part is None else (part.pinned, part.offset)
+        assert pinned is not None
         if own.readers is not None:
             self._await_readers(own.readers)
             own.readers = None
         if buffer.nbytes:
-            self._driver.copy_in(own.slot, own.pinned, buffer.nbytes, Stream.IN)
-        own.landed = self._driver.mark(Stream.IN)
-        self._landing_slots.give(own.pinned, own.landed)
+            self._driver.copy_in(own.slot, pinned, buffer.nbytes, Stream.IN, offset)
+        own.landed = self._driver.mark(Stream.IN)  # behind the copies of parts that landed before, too
+        self._landing_slots.give(pinned, own.landed)
         own.pinned = buffer.wire = None
         buffer.landing = False
 
@@ -159,8 +188,7 @@ class StreamDevice:
 
     def outgoing(self, tensor: torch.Tensor) -> Buffer:
         """A copy of the tensor on its way into a slot of its own; a device's mark is ``ready``."""
-        while self._held and self._held[0].reached():
-            self._held.popleft()
+        self._let_go()
         flat = self.settle(tensor)
         nbytes = flat.numel() * flat.element_size()
         slot = self._send_slots.take(nbytes)
@@ -169,12 +197,30 @@ class StreamDevice:
                 self._driver.copy_out(slot, flat, nbytes, Stream.COMPUTE)
             return Buffer(slot.first(nbytes), nbytes, ready=self._driver.mark(Stream.COMPUTE), slot=slot)
         self._await_maker()
+        return self._copied_out(flat, nbytes, slot)
+
+    def outgoing_parts(self, tensor: torch.Tensor) -> list[Buffer]:
+        if not self.staged or tensor.nbytes <= PART_BYTES:
+            return [self.outgoing(tensor)]
+        self._let_go()
+        flat = self.settle(tensor).view(-1).view(torch.uint8)
+        self._await_maker()
+        pieces = flat.split(PART_BYTES)
+        return [self._copied_out(piece, len(piece), self._send_slots.take(len(piece))) for piece in pieces]
+
+    def _copied_out(self, flat: torch.Tensor, nbytes: int, slot: Slot) -> Buffer:
+        """The copy to pinned memory, on its way."""
         if nbytes:
             self._driver.copy_out(slot, flat, nbytes, Stream.OUT)
         held = _Held(self._driver.mark(Stream.OUT), flat.detach())  # one more in that memory, should it be a slot's
         self._held.append(held)
         memory = _host(slot, nbytes)
         return Buffer(memory, nbytes, ready=held, wire=memory, slot=slot)
+
+    def _let_go(self) -> None:
+        """Of tensors that were copied."""
+        while self._held and self._held[0].reached():
+            self._held.popleft()
 
     def sent(self, buffer: Buffer) -> None:
         if buffer.slot is not None:

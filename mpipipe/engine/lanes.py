@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from mpipipe.device import Buffer, Device, Mark
 from mpipipe.transport import Request
@@ -57,21 +57,20 @@ class Lane:
 
 
 class Landing:
-    """A receive into memory that the message only passes through: complete once the way on has begun."""
+    """A receive into memory that the message only passes through, in parts: complete once the way on has begun for all
+    of them. A part goes on as soon as it is there.
+    """
 
-    __slots__ = ("_buffer", "_device", "_request", "peer")
+    __slots__ = ("_device", "_left", "peer")
 
-    def __init__(self, request: Request, buffer: Buffer, device: Device) -> None:
-        self._request: Request | None = request
-        self._buffer = buffer
+    def __init__(self, requests: Sequence[Request], parts: Sequence[Buffer], device: Device) -> None:
+        self._left = deque(zip(requests, parts, strict=True))
         self._device = device
-        self.peer = request.peer
+        self.peer = requests[0].peer
 
     def test(self) -> bool:
         """As ``Request.test``."""
-        if self._request is not None:
-            if not self._request.test():
-                return False
-            self._request = None
-            self._device.landed(self._buffer)
-        return True
+        left = self._left
+        while left and left[0][0].test():
+            self._device.landed(left.popleft()[1])
+        return not left

@@ -154,12 +154,12 @@ class Mail:
         return requests, buffers
 
     def _receive_into(self, buffer: Buffer, op: Op) -> Request:
-        self._device.receiving(buffer)
-        request = self._transport.irecv(buffer.message, op.peer, op.tag)
-        if not buffer.landing:
-            return request
+        parts = self._device.receiving_parts(buffer)
+        requests = [self._transport.irecv(part.message, op.peer, op.tag) for part in parts]
+        if not parts[0].landing:
+            return requests[0]
         self._lands = True
-        return Landing(request, buffer, self._device)
+        return Landing(requests, parts, self._device)
 
     def receive_activation(self, op: Op) -> tuple[Activation, list[Buffer], int]:
         """Wait for an activation: it, the buffers that hold it, which the caller gives back to ``pool``, and its bytes.
@@ -254,15 +254,15 @@ class Mail:
         for tensor in tensors:
             if tensor is None:
                 continue
-            buffer = self._device.outgoing(tensor)
-            if buffer.ready is None and not self._outward.waiting:
-                request = self._transport.isend(buffer.message, op.peer, op.tag)
-            else:
-                begin = partial(self._transport.isend, buffer.message, op.peer, op.tag)
-                request = self._outward.add(buffer.ready, begin, op.peer)
-            entry.requests.append(request)
-            entry.buffers.append(buffer)
-            entry.nbytes += buffer.nbytes
+            for buffer in self._device.outgoing_parts(tensor):
+                if buffer.ready is None and not self._outward.waiting:
+                    request = self._transport.isend(buffer.message, op.peer, op.tag)
+                else:
+                    begin = partial(self._transport.isend, buffer.message, op.peer, op.tag)
+                    request = self._outward.add(buffer.ready, begin, op.peer)
+                entry.requests.append(request)
+                entry.buffers.append(buffer)
+                entry.nbytes += buffer.nbytes
         self._sends.append(entry)
         self.reap()  # once the message has gone
         return entry.nbytes

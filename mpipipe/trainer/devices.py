@@ -42,8 +42,8 @@ def open_rank_device(config: Config, transport: Transport) -> tuple[Device, str]
     if kind == "cpu":
         if comm.path == "cuda-aware":
             error = DeviceBindingError(
-                'comm.path = "cuda-aware": no rank has a GPU that it can use (comm.device = "cuda" tells what is missing), '
-                'and messages leave host memory. Set comm.path = "auto"'
+                'comm.path = "cuda-aware": no rank has a GPU that it can use (comm.device = "cuda" tells what is '
+                'missing), and messages leave host memory. Set comm.path = "auto"'
             )
             error.seen_alike = True
             raise error

@@ -245,7 +245,7 @@ class LateDriver:
 
         self._issue(stream, copy)
 
-    def copy_in(self, target: Slot, source: Slot, nbytes: int, stream: Stream) -> None:
+    def copy_in(self, target: Slot, source: Slot, nbytes: int, stream: Stream, offset: int = 0) -> None:
         place = next(one for one in self._places if one.slot is target)
         if self._before(stream)[Stream.COMPUTE] < place.read:
             self.violations.append(f"a slot of {target.nbytes} bytes is written before its last reader is done")
@@ -255,7 +255,7 @@ class LateDriver:
             now = ctypes.string_at(source.address, nbytes)
             if now != before:
                 self.violations.append(f"a message of {nbytes} bytes changed in host memory while it was copied in")
-            _write(target.address, now)
+            _write(target.address + offset, now)
 
         place.written = self._issue(stream, copy)
 

@@ -16,12 +16,14 @@ import tiny
 from fakes.late_trainer import late_devices
 from ranks import WIDE, run_checks, same_story
 
+from mpipipe.device import streams
 from mpipipe.transport import Transport, solo
 
 SCHEDULES = (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb-h1", 1), ("zb-v", 2))
 
 
 def checks(transport: Transport) -> Iterator[tuple[str, Callable[[Transport], None]]]:
+    streams.PART_BYTES = 4000  # messages have 6 KiB here
     keys = {"sequences": 8, "microbatch": 1, **WIDE}
     expected = tiny.merge([tiny.run(tiny.config(**keys), solo())])
     for schedule, chunks in SCHEDULES:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from fakes.late import LateDriver
 
 from mpipipe.cli import doctor_gpu
-from mpipipe.cli.doctor_gpu import awareness, binding, devices, gpu_verdicts, rates, rates_text
+from mpipipe.cli.doctor_gpu import awareness, binding, device_models, devices, gpu_verdicts, rates, rates_text
 from mpipipe.cli.verdict import Verdict
 from mpipipe.device import Buffer, Device, HostDevice
 from mpipipe.device.streams import StreamDevice
@@ -31,25 +32,36 @@ def shown(verdicts: Iterator[Verdict]) -> list[str]:
 # --- devices of a machine ---
 
 
-def fake_torch(monkeypatch: pytest.MonkeyPatch, version: str | None, *names: str) -> None:
-    cuda = SimpleNamespace(device_count=lambda: len(names), get_device_name=lambda index: names[index])
+def fake_torch(monkeypatch: pytest.MonkeyPatch, version: str | None, count: int) -> None:
+    cuda = SimpleNamespace(device_count=lambda: count)  # all that may be asked before MPI begins
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda, version=SimpleNamespace(cuda=version)))
 
 
 def test_a_machine_without_a_gpu_has_one_short_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)  # is not imported for it
     text = 'no NVIDIA device, CuPy not installed: comm.device = "auto" computes on the CPU'
-    assert devices(None, [], {}) == Verdict("devices", "ok", text)
+    assert devices(None, []) == Verdict("devices", "ok", text)
 
 
 def test_a_machine_with_gpus_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_torch(monkeypatch, "13.0", "NVIDIA H200", "NVIDIA H200")
-    found = devices("14.2.0", ["nvidia0", "nvidia1"], {"CUDA_VISIBLE_DEVICES": "0,1"})
+    fake_torch(monkeypatch, "13.0", 2)
+    nodes, models = ["nvidia0", "nvidia1"], {"nvidia0": "NVIDIA H200"}
+    found = devices("14.2.0", nodes, models=models, environ={"CUDA_VISIBLE_DEVICES": "0,1"})
     assert found.level == "ok"
     assert found.text == (
-        "2 NVIDIA devices (nvidia0 nvidia1), CUDA_VISIBLE_DEVICES=0,1; torch sees 0: NVIDIA H200, 1: NVIDIA H200; "
-        "CuPy 14.2.0"
+        "2 NVIDIA devices (nvidia0: NVIDIA H200, nvidia1), CUDA_VISIBLE_DEVICES=0,1; torch sees 2 GPUs; CuPy 14.2.0"
     )
+
+
+INFORMATION = "Model: \t\t NVIDIA H200\nIRQ:   \t\t 200\nGPU UUID: \t GPU-1\nDevice Minor: \t 3\n"
+
+
+def test_the_driver_tells_the_models(tmp_path: Path) -> None:
+    (tmp_path / "0000:1a:00.0").mkdir()
+    (tmp_path / "0000:1a:00.0" / "information").write_text(INFORMATION)
+    (tmp_path / "0000:1b:00.0" / "information").mkdir(parents=True)
+    assert device_models(tmp_path) == {"nvidia3": "NVIDIA H200"}
+    assert device_models(tmp_path / "none") == {}
 
 
 @pytest.mark.parametrize(
@@ -63,17 +75,17 @@ def test_a_machine_with_gpus_names_them(monkeypatch: pytest.MonkeyPatch) -> None
 def test_what_a_gpu_lacks_is_named(
     cupy: str | None, version: str | None, lacks: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake_torch(monkeypatch, version)
-    found = devices(cupy, ["nvidia0"], {})
+    fake_torch(monkeypatch, version, 0)
+    found = devices(cupy, ["nvidia0"], models={}, environ={})
     assert found.level == "missing"
-    assert "torch sees no GPU" in found.text
+    assert "torch sees 0 GPUs" in found.text
     for lack in lacks:
         assert lack in found.text.split('For comm.device = "cuda": ')[1]
 
 
 def test_a_gpu_without_torch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert "torch is not installed" in devices("14.2", ["nvidia0"], {}).text
+    assert "torch is not installed" in devices("14.2", ["nvidia0"], models={}, environ={}).text
 
 
 # --- which rank takes which ---
@@ -104,6 +116,31 @@ def test_two_ranks_on_one_gpu_are_told() -> None:
 def test_ranks_without_a_gpu_are_told() -> None:
     _, lacking = binding([place(0, "GPU-a"), without("n2"), without("n2")])
     assert lacking == Verdict("GPU of each rank", "warning", "ranks without a GPU: 1, 2")
+
+
+def test_a_gpu_that_does_not_answer_is_told() -> None:
+    _, silent = binding([place(0, "GPU-a"), place(1, "") | {"name": "no answer", "usable": False}])
+    assert silent.level == "warning"
+    assert silent.text.startswith("CUDA does not begin on the GPUs of ranks 1:")
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_what_a_rank_tells_of_its_gpu(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def properties(index: int) -> SimpleNamespace:
+        if broken:
+            raise RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable")
+        return SimpleNamespace(name=f"GPU number {index}", uuid=f"GPU-{index}")
+
+    monkeypatch.setattr(doctor_gpu, "device_nodes", lambda: ["nvidia0", "nvidia1"])
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.get_device_properties", properties)
+    monkeypatch.setattr("mpipipe.environment.software_versions", lambda: {"cupy": "14.2"})
+    monkeypatch.setenv("SLURM_LOCALID", "0")
+    found = run_ranks(3, doctor_gpu._mine)
+    assert [one["index"] for one in found] == [0, 1, 0]
+    assert [one["slurm_local_id"] for one in found] == ["0"] * 3
+    assert [one["uuid"] for one in found] == ([""] * 3 if broken else ["GPU-0", "GPU-1", "GPU-0"])
+    assert [one["usable"] for one in found] == [not broken] * 3
 
 
 def test_a_slurm_variable_of_the_daemon_is_told() -> None:

@@ -14,7 +14,7 @@ from fakes.late import LateDriver
 from fakes.late_stage import late_stage
 from torch import nn
 
-from mpipipe.device import Buffer, Device, HostDevice, StreamDevice
+from mpipipe.device import Buffer, Device, HostDevice, StreamDevice, streams
 from mpipipe.device.slots import capacity
 from mpipipe.engine import Engine, RunResult, compile_program
 from mpipipe.engine.window import buffers_needed
@@ -91,6 +91,17 @@ def test_late_work_gives_the_same_bits(name: str, p: int, v: int, m: int, staged
         assert not found[2]
         assert same(found, wanted)
         assert [result.peak_live for result in found[1]] == [result.peak_live for result in wanted[1]]
+
+
+@pytest.mark.parametrize("part_bytes", [1, 16, 47])
+def test_long_messages_go_in_parts(part_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 48 bytes here."""
+    monkeypatch.setattr(streams, "PART_BYTES", part_bytes)
+    for name, p, v, m in TABLES[:5]:
+        table = build(name, p=p, v=v, m=m)
+        found = run(table, late(part_bytes, True))
+        assert not found[2]
+        assert same(found, run(table, lambda rank: HostDevice()))
 
 
 @pytest.mark.parametrize("staged", [False, True])

@@ -121,8 +121,7 @@ class Device(Protocol):
         leave the tensor unchanged until the request is complete."""
 
     def outgoing_parts(self, tensor: torch.Tensor) -> list[Buffer]:
-        """As ``outgoing``, in parts to be sent one after another, each once ``ready``, and each to be given to ``sent``.
-        """
+        """As ``outgoing``, in parts to be sent one after another, each once ``ready``; each goes to ``sent``."""
 
     def sent(self, buffer: Buffer) -> None:
         """The send of an outgoing buffer is complete; its memory may be used again."""

@@ -19,7 +19,6 @@ from mpipipe.device.protocol import Buffer, HostMemory, Mark, Stamp
 from mpipipe.device.slots import Slots
 from mpipipe.device.tensors import TELLS_USES, settled, uses
 
-
 PART_BYTES = 4 << 20
 """Staged messages go in parts of this size: while one is sent, the next is copied to the host, and the one before to
 the device.

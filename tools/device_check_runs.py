@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from device_check_answers import Answers, Settings, answer, launch, left_s
-from device_check_speed import config_of, make_batch, make_engine
+from device_check_engine import config_of, make_batch, make_engine
 
 MIB = 1 << 20
 OVERLAP_US = 2.0
@@ -127,7 +127,7 @@ def check_idle(settings: Settings, answers: Answers) -> None:
             else:
                 how = f"{p} ranks over MPI"
                 payload = json.dumps({"case": case, "device": device, "folder": folder, "steps": steps})
-                said = launch(settings, p, [__file__, "ranks", payload], left_s(settings) - 2)
+                said = launch(settings, p, [__file__, "ranks", payload], left_s(settings) - 6)
                 if said.trouble():
                     answers.row(how, "wrong", said.trouble())
                     continue

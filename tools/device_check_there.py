@@ -155,9 +155,13 @@ def _pytest_stub() -> types.ModuleType:
     def leave(*_: Any, **__: Any) -> Callable[[Any], Any]:
         return lambda marked: marked
 
+    class Marks:
+        def __getattr__(self, name: str) -> Callable[..., Any]:
+            return leave
+
     stub = types.ModuleType("pytest")
     stub.fixture = leave  # type: ignore[attr-defined]
-    stub.mark = types.SimpleNamespace(skipif=leave, parametrize=leave)  # type: ignore[attr-defined]
+    stub.mark = Marks()  # type: ignore[attr-defined]
     stub.FixtureRequest = object  # type: ignore[attr-defined]
     return stub
 
@@ -196,7 +200,7 @@ def _contracts(settings: Settings) -> Iterator[tuple[str, str, Callable[[], None
         for name, function in contract.CHECKS.items():
             yield twin, name, lambda function=function, staged=staged: function(gpu_tests.Gpu(staged).twin())
         for name, function in list(vars(gpu_tests).items()):
-            if name.startswith("test_") and function.__code__.co_argcount == 1:
+            if name.startswith("test_") and function.__code__.co_varnames[: function.__code__.co_argcount] == ("gpu",):
                 yield twin, name, lambda function=function, staged=staged: function(gpu_tests.Gpu(staged))
 
 
@@ -273,7 +277,7 @@ def check_aware(settings: Settings, answers: Answers) -> None:
     text = said.trouble() or _answer(said.output) or "nothing"
     answers.row("MPI library says", "wrong" if said.trouble() else "ok", text)
     device = settings["device"]
-    said = launch(settings, 2, ["-m", "mpipipe.transport.probe", device], min(40, left_s(settings) - 2), more)
+    said = launch(settings, 2, ["-m", "mpipipe.transport.probe", device], min(40, left_s(settings) - 6), more)
     from mpipipe.transport.proof import ANSWER
 
     if said.code == 0 and f'{ANSWER}{{"right": true}}' in said.output:
@@ -287,7 +291,7 @@ def check_aware(settings: Settings, answers: Answers) -> None:
 
 def _on_that_path(settings: Settings, answers: Answers, more: dict[str, str]) -> None:
     from device_check_bits import SCHEDULES, bits_over_mpi
-    from device_check_speed import rates_over_mpi
+    from device_check_copies import rates_over_mpi
 
     path = "cuda-aware" if settings["device"] == "cuda" else "auto"
     bits_over_mpi(settings, answers, (2,), SCHEDULES[:1], path, more)
@@ -300,7 +304,7 @@ def _on_that_path(settings: Settings, answers: Answers, more: dict[str, str]) ->
 
 def check_doctor(settings: Settings, answers: Answers) -> None:
     arguments = ["-m", "mpipipe", "doctor"]
-    limit = left_s(settings) - 2
+    limit = left_s(settings) - 6
     if settings["launcher"] is None:
         said = run([sys.executable, *arguments], limit)
     else:

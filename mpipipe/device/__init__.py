@@ -9,7 +9,7 @@ from mpipipe.device.binding import choose_device, shared_devices
 from mpipipe.device.host import HostDevice
 from mpipipe.device.memory import DeviceMemory
 from mpipipe.device.pool import BufferPool
-from mpipipe.device.protocol import ALIGNMENT, Buffer, Device, HostMemory, Mark, Memory, Stamp
+from mpipipe.device.protocol import ALIGNMENT, Buffer, Copy, Device, HostMemory, Mark, Memory, Stamp
 from mpipipe.device.select import device_kind, open_device
 from mpipipe.device.streams import StreamDevice
 
@@ -17,6 +17,7 @@ __all__ = [
     "ALIGNMENT",
     "Buffer",
     "BufferPool",
+    "Copy",
     "Device",
     "DeviceMemory",
     "HostDevice",

@@ -114,9 +114,9 @@ class CudaDriver:
 
     # --- time ---
 
-    def stamp(self) -> torch.cuda.Event:
+    def stamp(self, stream: Stream) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
-        event.record(self._streams[Stream.COMPUTE])
+        event.record(self._streams[stream])
         return event
 
     def anchor(self) -> tuple[torch.cuda.Event, int]:
@@ -127,7 +127,7 @@ class CudaDriver:
         shortest, found = -1, None
         for _ in range(_ANCHOR_TRIES):
             before = time.perf_counter_ns()
-            event = self.stamp()
+            event = self.stamp(Stream.COMPUTE)
             event.synchronize()
             took = time.perf_counter_ns() - before
             if found is None or took < shortest:

@@ -75,11 +75,11 @@ class Driver(Protocol):
     def wait(self, stream: Stream, mark: Any) -> None:
         """What is issued on ``stream`` from here on begins once ``mark`` is reached."""
 
-    def stamp(self) -> Any:
-        """As a mark on the compute stream, that also tells its time."""
+    def stamp(self, stream: Stream) -> Any:
+        """As a mark, that also tells its time."""
 
     def anchor(self) -> tuple[Any, int]:
-        """A stamp, and ``time.perf_counter_ns`` when it was reached. Waits for it."""
+        """A stamp of the compute stream, and ``time.perf_counter_ns`` when it was reached. Waits for it."""
 
     def elapsed_ms(self, earlier: Any, later: Any) -> float:
         """Milliseconds between two stamps that were reached."""

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import torch
 
-from mpipipe.device.protocol import ALIGNMENT, Buffer, Stamp
+from mpipipe.device.protocol import ALIGNMENT, Buffer, Copy, Stamp
 from mpipipe.device.tensors import TELLS_USES, settled, uses
 
 
@@ -82,6 +82,9 @@ class HostDevice:
 
     def stamp(self) -> Stamp:
         return time.perf_counter_ns()
+
+    def take_copies(self) -> list[Copy]:
+        return []
 
     def time_ns(self, stamp: Stamp) -> int:
         return int(stamp)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy.typing as npt
 import torch
@@ -23,6 +23,15 @@ Memory: TypeAlias = HostMemory | DeviceMemory
 
 Stamp: TypeAlias = Any
 """A moment in the course of the device's work, as ``Device.stamp`` made it."""
+
+
+class Copy(NamedTuple):
+    """A copy of a message, or of a part of one, to host memory or from it: when it began and ended."""
+
+    to_host: bool
+    begun: Stamp
+    ended: Stamp
+    nbytes: int
 
 
 class Mark(Protocol):
@@ -140,6 +149,9 @@ class Device(Protocol):
 
     def stamp(self) -> Stamp:
         """The moment when the work issued so far is done and the next begins."""
+
+    def take_copies(self) -> list[Copy]:
+        """Copies since the last call, in no order. To be asked after ``finish``."""
 
     def time_ns(self, stamp: Stamp) -> int:
         """A stamp as ``time.perf_counter_ns`` would have told it. To be asked after ``finish``."""

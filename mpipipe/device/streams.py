@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from mpipipe.device.driver import Driver, Slot, Stream
-from mpipipe.device.protocol import Buffer, HostMemory, Mark, Stamp
+from mpipipe.device.protocol import Buffer, Copy, HostMemory, Mark, Stamp
 from mpipipe.device.slots import Slots
 from mpipipe.device.tensors import TELLS_USES, settled, uses
 
@@ -89,6 +89,7 @@ class StreamDevice:
         self._landing_slots = Slots(driver.pinned_memory)
         self._theirs: list[Buffer] = []  # receive buffers in whose memory someone else has a tensor
         self._held: deque[_Held] = deque()
+        self._copies: list[Copy] = []
         self._anchor: tuple[Any, int] | None = None
 
     # --- in ---
@@ -132,7 +133,9 @@ class StreamDevice:
             self._await_readers(own.readers)
             own.readers = None
         if buffer.nbytes:
+            begun = self._stamp(Stream.IN)
             self._driver.copy_in(own.slot, pinned, buffer.nbytes, Stream.IN, offset)
+            self._copies.append(Copy(False, begun, self._stamp(Stream.IN), buffer.nbytes))
         own.landed = self._driver.mark(Stream.IN)  # behind the copies of parts that landed before, too
         self._landing_slots.give(pinned, own.landed)
         own.pinned = buffer.wire = None
@@ -210,7 +213,9 @@ class StreamDevice:
     def _copied_out(self, flat: torch.Tensor, nbytes: int, slot: Slot) -> Buffer:
         """The copy to pinned memory, on its way."""
         if nbytes:
+            begun = self._stamp(Stream.OUT)
             self._driver.copy_out(slot, flat, nbytes, Stream.OUT)
+            self._copies.append(Copy(True, begun, self._stamp(Stream.OUT), nbytes))
         held = _Held(self._driver.mark(Stream.OUT), flat.detach())  # one more in that memory, should it be a slot's
         self._held.append(held)
         memory = _host(slot, nbytes)
@@ -254,13 +259,20 @@ class StreamDevice:
     def anchor(self) -> None:
         self._anchor = self._driver.anchor()
 
+    def take_copies(self) -> list[Copy]:
+        found, self._copies = self._copies, []
+        return found
+
     def stamp(self) -> Stamp:
+        return self._stamp(Stream.COMPUTE)
+
+    def _stamp(self, stream: Stream) -> Stamp:
         """(Event, the anchor it is measured from). Events tell time in float32 milliseconds: 60 ns off a second after
         the anchor, and so each step has its own.
         """
         if self._anchor is None:
             self.anchor()
-        return self._driver.stamp(), self._anchor
+        return self._driver.stamp(stream), self._anchor
 
     def time_ns(self, stamp: Stamp) -> int:
         event, (anchor, anchor_ns) = stamp

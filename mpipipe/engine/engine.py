@@ -31,6 +31,7 @@ from mpipipe.transport import Place, Transport
 STORY_LENGTH = 12
 
 _RECV_WAIT, _SEND_POST, _SEND_WAIT = int(EventKind.RECV_WAIT), int(EventKind.SEND_POST), int(EventKind.SEND_WAIT)
+_COPY_TO_HOST, _COPY_TO_DEVICE = int(EventKind.COPY_TO_HOST), int(EventKind.COPY_TO_DEVICE)
 _F, _B, _I, _W = int(EventKind.F), int(EventKind.B), int(EventKind.I), int(EventKind.W)
 
 
@@ -166,6 +167,7 @@ class Engine:
         self._story.clear()
         self._timed.clear()
         self._device.anchor()
+        self._device.take_copies()  # between runs, or of one that failed
         for stage in self._stages.values():
             stage.drop_kept()  # of a run that failed
             stage.split(stage.index in program.split)
@@ -272,6 +274,10 @@ class Engine:
                 flags=FLAG_DEVICE_TIME,
             )
         self._timed.clear()
+        for copy in self._device.take_copies():
+            kind = _COPY_TO_HOST if copy.to_host else _COPY_TO_DEVICE
+            times = time_ns(copy.begun), time_ns(copy.ended)
+            self.recorder.record(kind, *times, nbytes=copy.nbytes, flags=FLAG_DEVICE_TIME)
 
     def _release(self, index: int, microbatch: int) -> None:
         for buffer in self._held.pop((index, microbatch), ()):

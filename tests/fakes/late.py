@@ -196,18 +196,18 @@ class LateDriver:
             self._finish(mark.stream, mark.number)
         self._issue(stream, _nothing, mark)
 
-    def stamp(self) -> LateMark:
-        mark = LateMark(self, Stream.COMPUTE, 0, {})
+    def stamp(self, stream: Stream) -> LateMark:
+        mark = LateMark(self, stream, 0, {})
 
         def tell() -> None:
             mark.time_ns = time.perf_counter_ns()
 
-        mark.number = self._issue(Stream.COMPUTE, tell)
-        mark.clock = dict(self._clocks[Stream.COMPUTE])
+        mark.number = self._issue(stream, tell)
+        mark.clock = dict(self._clocks[stream])
         return mark
 
     def anchor(self) -> tuple[LateMark, int]:
-        mark = self.stamp()
+        mark = self.stamp(Stream.COMPUTE)
         self._finish(Stream.COMPUTE, mark.number)
         self.host_saw(mark)
         return mark, mark.time_ns

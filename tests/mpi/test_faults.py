@@ -5,6 +5,7 @@ left. A fault that all ranks see alike is told once.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import h5py
@@ -12,6 +13,7 @@ import pytest
 from launch import REPOSITORY, launch_marked
 
 from mpipipe.data import build_byte_tokens
+from mpipipe.device import device_kind
 
 pytestmark = pytest.mark.mpi
 
@@ -115,6 +117,26 @@ def test_a_wrong_run_file_is_told_once(name: str, ranks: int, more: str, key: st
     assert both.count(words) == 1, both
     assert "Traceback" not in both
     assert not (folder / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "device, path, words",
+    [
+        ("cuda", "auto", r'comm\.device = "cuda": .*(CuPy is not installed|no GPU).*comm\.device = "cpu"'),
+        ("auto", "cuda-aware", r'comm\.path = "cuda-aware": no rank has a GPU .*comm\.path = "auto"'),
+    ],
+)
+def test_a_gpu_that_is_asked_for_and_not_there_is_told_once(device: str, path: str, words: str, folder: Path) -> None:
+    if device_kind("auto") == "cuda":
+        pytest.skip("there is a GPU")
+    given = [f'comm.device="{device}"', f'comm.path="{path}"', "run.name=MARKER"]
+    sets = [word for one in given for word in ("--set", one)]
+    ended = launch_marked(3, "-m", "mpipipe", "train", write_run_file(folder, "gpu", 3), *sets)
+    assert ended.returncode == 3
+    assert ended.stderr.count("error: ") == 1
+    assert re.search(words, ended.stderr)
+    assert "Traceback" not in ended.stderr
+    assert json.loads((folder / "run" / "status.json").read_text())["exit_code"] == 3
 
 
 def test_bad_data_that_only_some_ranks_read_ends_the_job(folder: Path) -> None:

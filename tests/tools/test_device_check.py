@@ -19,13 +19,14 @@ import torch
 from fakes.late import LateDriver
 
 from mpipipe.device import HostDevice, StreamDevice
+from mpipipe.device.streams import PART_BYTES
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 
 import device_check
 import device_check_bits
+import device_check_copies
 import device_check_runs
-import device_check_speed
 import device_check_there
 import device_check_wheels
 from device_check import Check, Report, Result
@@ -244,14 +245,14 @@ def test_idle_time() -> None:
 def test_copies_are_measured_on_a_gpu_that_is_late() -> None:
     driver = LateDriver(3)
     device = StreamDevice(driver, True)
-    for nbytes in (1, 1000, 4096):
-        assert device_check_speed.check_right_bytes(device, nbytes) == ""
+    for nbytes in (1, 1000, 4096, PART_BYTES + 12):
+        assert device_check_copies.check_right_bytes(device, nbytes) == ""
     tensor = torch.zeros(4096, dtype=torch.uint8)
     turns = {
-        "out": device_check_speed.out_turn(device, tensor, 3),
-        "in": device_check_speed.in_turn(device, 4096, 3),
+        "out": device_check_copies.out_turn(device, tensor, 3),
+        "in": device_check_copies.in_turn(device, 4096, 3),
     }
-    assert all(rate > 0 for rate in device_check_speed.rates_of(turns, 3 * 4096).values())
+    assert all(rate > 0 for rate in device_check_copies.rates_of(turns, 3 * 4096).values())
     assert set(device_check_runs.slots_of(device)) == {"receive", "send", "landing"}
     assert device_check_runs.slots_of(HostDevice()) == {}
 

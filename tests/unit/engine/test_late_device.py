@@ -215,7 +215,11 @@ def test_times_of_actions_are_the_devices_and_those_of_messages_the_hosts(staged
         assert [kind for kind, *_ in compute].count(EventKind.F) == 3
         assert len(compute) == 9
         assert all(flags == FLAG_DEVICE_TIME for *_, flags in compute)
-        assert not any(flags & FLAG_DEVICE_TIME for kind, *_, flags in events if kind > EventKind.W)
+        messages = (EventKind.RECV_WAIT, EventKind.SEND_POST, EventKind.SEND_WAIT)
+        assert not any(flags & FLAG_DEVICE_TIME for kind, *_, flags in events if kind in messages)
+        copies = [event for event in events if event[0] in (EventKind.COPY_TO_HOST, EventKind.COPY_TO_DEVICE)]
+        assert len(copies) == 6 * staged  # three messages in and three out
+        assert all(t0 <= t1 and flags == FLAG_DEVICE_TIME for _, t0, t1, flags in copies)
         margin_ns = 1000  # an event's time is a float32
         assert all(t0 <= t1 + margin_ns for _, t0, t1, _ in compute)
         assert all(before[2] <= after[1] + margin_ns for before, after in pairwise(compute))

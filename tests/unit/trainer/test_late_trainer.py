@@ -14,6 +14,9 @@ import torch
 from fakes.late_trainer import late_devices
 from torch import nn
 
+from mpipipe.analysis.load import load_segment
+from mpipipe.analysis.summary import summary
+from mpipipe.formats.trace import FLAG_DEVICE_TIME, EventKind
 from mpipipe.trainer import Trainer
 from mpipipe.transport import Transport, run_ranks
 
@@ -86,3 +89,21 @@ def test_a_batch_stays_what_it_was() -> None:
     with late_devices(True):
         little.train_on(2, layers, little.config(), [data], tied=TIED)
     assert all(torch.equal(one, other) for one, other in zip(data, before, strict=True))
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_a_traced_run_tells_the_device_the_path_and_the_copies(staged: bool, tmp_path: Path) -> None:
+    config = little.config(run_dir=str(tmp_path), trace__enabled=True)
+    with late_devices(staged):
+        little.train_on(2, layers, config, BATCHES, tied=TIED)
+    segment = load_segment(tmp_path)
+    for one in segment.ranks.values():
+        assert one.trace.attributes["device"].startswith("late:")
+        assert one.trace.attributes["message_path"] == ("staged" if staged else "cuda-aware")
+        compute = one.events["kind"] <= EventKind.W
+        assert (one.events["flags"][compute] & FLAG_DEVICE_TIME != 0).all()
+    figures = summary(tmp_path)
+    for rank in figures["per_rank"]:
+        assert (rank["copy_s"] > 0) is staged
+        assert rank["busy_s"] > 0
+    assert all(0 <= step["bubble_fraction"] < 1 for step in figures["per_step"])

@@ -6,6 +6,7 @@ which memory a tensor has and when the next one gets it; CuPy's allocations are 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -111,6 +112,14 @@ class CudaDriver:
     def finish(self) -> None:
         for stream in self._streams.values():
             stream.synchronize()
+
+    def repeat_bits(self) -> None:
+        """As torch's notes on reproducibility have it. Memory that nobody has written is left as it is: filling it
+        costs a pass over it, and nothing here reads it.
+        """
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
     # --- time ---
 

@@ -87,5 +87,8 @@ class Driver(Protocol):
     def copy_to_host(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor in host memory, behind all work of the compute stream. Waits for it."""
 
+    def repeat_bits(self) -> None:
+        """As ``Device.repeat_bits``. Before the first matrix product: cuBLAS looks at its variable then."""
+
     def finish(self) -> None:
         """Wait for all work of all three streams."""

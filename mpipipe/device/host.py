@@ -89,6 +89,9 @@ class HostDevice:
     def time_ns(self, stamp: Stamp) -> int:
         return int(stamp)
 
+    def repeat_bits(self) -> None:
+        pass
+
     def seed(self, value: int) -> torch.Tensor:
         generator = torch.default_generator
         before = generator.get_state()

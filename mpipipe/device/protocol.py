@@ -156,6 +156,11 @@ class Device(Protocol):
     def time_ns(self, stamp: Stamp) -> int:
         """A stamp as ``time.perf_counter_ns`` would have told it. To be asked after ``finish``."""
 
+    def repeat_bits(self) -> None:
+        """From here on torch takes kernels that give the same bits each time, where it has them: some are slower, and
+        it warns of an operation without one. The host's all do.
+        """
+
     def seed(self, value: int) -> torch.Tensor:
         """Let the generator that a user's modules draw from on this device start at ``value``; its state before, for
         ``set_generator``.

@@ -278,6 +278,9 @@ class StreamDevice:
         event, (anchor, anchor_ns) = stamp
         return int(anchor_ns + round(self._driver.elapsed_ms(anchor, event) * 1e6))
 
+    def repeat_bits(self) -> None:
+        self._driver.repeat_bits()
+
     def seed(self, value: int) -> torch.Tensor:
         generator = self._driver.generator
         before = generator.get_state()

@@ -85,7 +85,7 @@ def _source(config: Config, key: str, transport: Transport) -> TokenSource:
 
 def _trainer(config: Config, transport: Transport) -> Trainer:
     layers = gpt2_layers(config.needed_model(), config.run.seed)
-    return Trainer(
+    trainer = Trainer(
         config,
         layers.factories,
         token_loss,
@@ -94,6 +94,8 @@ def _trainer(config: Config, transport: Transport) -> Trainer:
         descriptions=layers.descriptions,
         transport=transport,
     )
+    trainer.repeat_bits()
+    return trainer
 
 
 def _validation_batches(config: Config, source: TokenSource, trainer: Trainer) -> Iterator[tuple[Nested, Nested]]:

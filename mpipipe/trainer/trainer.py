@@ -126,6 +126,12 @@ class Trainer:
         self._synchronize_clocks()
         self._signal = PlaceSignal(self.transport)
 
+    def repeat_bits(self) -> None:
+        """On a GPU: from here on, for this whole process, torch takes kernels that repeat their bits, without which the
+        same run has other losses each time. ``mpipipe train`` does so. On a CPU all do.
+        """
+        self._device.repeat_bits()
+
     # --- one step ---
 
     def step(self, batch: tuple[Nested, Nested]) -> float:

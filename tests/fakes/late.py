@@ -102,6 +102,7 @@ class LateDriver:
         self.torch_device = torch.device("cpu")
         self.generator = torch.default_generator
         self.violations: list[str] = []
+        self.repeats = False
         self.done = _zero()
         self.num_pinned = self.num_device = 0
         self._random = random.Random(seed)
@@ -142,6 +143,9 @@ class LateDriver:
 
     def host_saw(self, mark: LateMark) -> None:
         _join(self._host, mark.clock)
+
+    def repeat_bits(self) -> None:
+        self.repeats = True
 
     def finish(self) -> None:
         for stream in Stream:

@@ -253,7 +253,7 @@ def test_copies_are_measured_on_a_gpu_that_is_late() -> None:
         "in": device_check_copies.in_turn(device, 4096, 3),
     }
     assert all(rate > 0 for rate in device_check_copies.rates_of(turns, 3 * 4096).values())
-    assert set(device_check_runs.slots_of(device)) == {"receive", "send", "landing"}
+    assert set(device_check_runs.slots_of(device)) == {"receive into", "send from", "land in"}
     assert device_check_runs.slots_of(HostDevice()) == {}
 
 

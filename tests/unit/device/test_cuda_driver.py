@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -94,3 +95,20 @@ def test_torch_gives_back_what_it_does_not_use(calls: list[str], monkeypatch: py
     assert calls == ["empty cache"]
     with pytest.raises(cuda_stub.CUDARuntimeError, match="cudaError 2"):
         driver.device_memory(1024)
+
+
+def test_bits_repeat_where_that_is_asked_for(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    fill = torch.utils.deterministic.fill_uninitialized_memory
+    device = StreamDevice(open_driver(), True)
+    assert not torch.are_deterministic_algorithms_enabled()
+    try:
+        device.repeat_bits()
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+        assert not torch.utils.deterministic.fill_uninitialized_memory
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = fill

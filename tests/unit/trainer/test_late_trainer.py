@@ -10,14 +10,17 @@ from typing import Any
 
 import little
 import pytest
+import tiny
 import torch
 from fakes.late_trainer import late_devices
 from torch import nn
 
 from mpipipe.analysis.load import load_segment
 from mpipipe.analysis.summary import summary
+from mpipipe.data import build_byte_tokens
 from mpipipe.formats.trace import FLAG_DEVICE_TIME, EventKind
 from mpipipe.trainer import Trainer
+from mpipipe.trainer.run import train_run
 from mpipipe.transport import Transport, run_ranks
 
 BATCHES = [little.batch(0), little.batch(1, 7), little.batch(2)]
@@ -107,3 +110,18 @@ def test_a_traced_run_tells_the_device_the_path_and_the_copies(staged: bool, tmp
         assert (rank["copy_s"] > 0) is staged
         assert rank["busy_s"] > 0
     assert all(0 <= step["bubble_fraction"] < 1 for step in figures["per_step"])
+
+
+def test_a_run_file_s_run_repeats_its_bits_on_a_gpu(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 20)
+    build_byte_tokens([tmp_path / "text.txt"], tmp_path / "train.h5")
+    config = tiny.config(
+        sequences=2, run_dir=str(tmp_path / "run"), run__steps=1, lr__warmup_steps=0, model__vocab=256,
+        data__train=[str(tmp_path / "train.h5")],
+    )  # fmt: skip
+    with late_devices(True) as drivers:
+        run_ranks(2, lambda transport: train_run(config, transport))
+    assert [driver.repeats for driver in drivers] == [True, True]
+    with late_devices(True) as drivers:
+        little.train_on(1, layers, little.config(), BATCHES)
+    assert [driver.repeats for driver in drivers] == [False]  # a script's own torch is left as it is

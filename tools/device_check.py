@@ -38,6 +38,8 @@ from device_check_wheels import environment, unpack
 CHECK_MARK = "MPIPIPE_DEVICE_CHECK"
 LEAST_S = 5.0
 """With less time left no check is begun."""
+PATIENCE_CPU = 4.0
+"""Times the limit of each check in a dry run, on cores that others use too."""
 LEVELS = ("ok", "wrong", "missed", "absent", "crashed", "late", "no time")
 BAD = ("wrong", "crashed", "late")
 WORDS = {
@@ -157,8 +159,10 @@ def end(process: subprocess.Popen[bytes], mark: str) -> None:
 
 
 def run_check(check: Check, settings: dict[str, Any], limit_s: float) -> tuple[list[Result], dict[str, Any]]:
-    """Start one check; its results and what it found for later ones. Never raises for what the check does."""
-    mark = uuid.uuid4().hex
+    """Start one check; its results and what it found for later ones. Never raises for what the check does; who ends
+    this meanwhile is ``stopped`` among the settings.
+    """
+    mark, stopped = uuid.uuid4().hex, ""
     with tempfile.TemporaryDirectory(prefix="device-check-") as folder:
         path, said = Path(folder) / "answers.jsonl", Path(folder) / "said.txt"
         given = settings | {"limit_s": limit_s, "ends": time.time() + limit_s}
@@ -179,11 +183,16 @@ def run_check(check: Check, settings: dict[str, Any], limit_s: float) -> tuple[l
             try:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     code = process.wait(limit_s)
+            except KeyboardInterrupt as error:
+                stopped = str(error) or "SIGINT"
             finally:
                 end(process, mark)
         words = last_words(said.read_text(encoding="utf-8", errors="replace"))
         results, found, nonsense = read_answers(path, check.name)
-    if code is None:
+    if stopped:
+        results.append(Result(check.name, check.name, "late", f"ended from outside ({stopped}); last words: {words}"))
+        found["stopped"] = stopped
+    elif code is None:
         text = f"no end within {limit_s:.0f} s; last words: {words}"
         results.append(Result(check.name, check.name, "late", text))
     elif code != 0:
@@ -230,8 +239,8 @@ class Report:
     def device(self) -> str:
         return str(self.settings.get("device_name") or self.settings["device"])
 
-    def line(self) -> str:
-        """Everything in one line of JSON."""
+    def line(self, output: Path | None = None) -> str:
+        """Everything in one line of JSON; with ``output`` the results' names alone, and the file that has the rest."""
         counts = {level: sum(row.level == level for row in self.results) for level in LEVELS}
         whole = {
             "device_check": 1,
@@ -243,6 +252,9 @@ class Report:
             "counts": counts,
             "results": [asdict(row) for row in self.results],
         }
+        if output is not None:
+            whole["results"] = [[row.check, row.case, row.level] for row in self.results]
+            whole["file"] = str(self.path(output))
         return json.dumps(whole)
 
     def table(self, width: int = 150) -> str:
@@ -267,7 +279,9 @@ class Report:
     def markdown(self) -> str:
         rows = [f"# {self.device()}, {self._date}", ""]
         command = " ".join(["python", "tools/device_check.py", *sys.argv[1:]])
-        rows += [f"Written by `{command}`. One GPU, shared by all ranks.", ""]
+        dry = self.settings["device"] == "cpu"
+        where = "A dry run on the CPU: nothing here was seen on a GPU." if dry else "One GPU, shared by all ranks."
+        rows += [f"Written by `{command}`. {where}", ""]
         rows += [f"- {level}: {words}" for level, words in WORDS.items()]
         rows += ["", "| check | case | is | what was seen |", "|---|---|---|---|"]
         for row in self.results:
@@ -300,9 +314,12 @@ def run_all(checks: Sequence[Check], report: Report, minutes: float) -> None:
             continue
         print(f"{check.name}: {check.what}", file=sys.stderr, flush=True)
         begun = time.monotonic()
-        results, found = run_check(check, report.settings, min(check.limit_s, left))
+        limit_s = check.limit_s * (PATIENCE_CPU if report.settings["device"] == "cpu" else 1.0)
+        results, found = run_check(check, report.settings, min(limit_s, left))
         report.settings |= found
         report.add(results, time.monotonic() - begun)
+        if "stopped" in found:
+            raise KeyboardInterrupt(found["stopped"])
 
 
 def stop(number: int, frame: object) -> None:
@@ -333,9 +350,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 report.add([Result("wheels", "wheels", "ok", told)], 0.0)
             run_all(wanted, report, given.minutes)
         except KeyboardInterrupt as error:
-            report.add([Result("device_check", "all", "late", f"ended from outside ({error}); the rest not run")], 0.0)
+            text = f"ended from outside ({error}): the rest was not run"
+            report.add([Result("device_check", "all", "late", text)], 0.0)
     print(report.table())
-    print(report.line(), flush=True)
+    print(report.line() if given.output is None else report.line(given.output), flush=True)
     return int(report.is_bad)
 
 

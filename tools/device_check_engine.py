@@ -32,7 +32,7 @@ def config_of(case: dict[str, Any], device: str, folder: str, **keys: Any) -> An
     """Further settings as ``section__key=value``."""
     from mpipipe.config import Config
 
-    tables: dict[str, dict[str, Any]] = {
+    tables: dict[str, Any] = {
         "run": {"seed": 1, "steps": 1000, "dir": folder},
         "model": case["model"] | {"tie_embeddings": True},
         "batch": {"sequences": case["m"] * case["microbatch"], "microbatch": case["microbatch"]},

@@ -186,7 +186,12 @@ def _rank_memory(config: Any, transport: Any, device: str) -> dict[str, Any]:
     trainer = make_engine(config, transport, device)
     engine, results = trainer._engine, []
     whole = engine.run
-    engine.run = lambda *given: results.append(whole(*given)) or results[-1]
+
+    def run(*given: Any) -> Any:
+        results.append(whole(*given))
+        return results[-1]
+
+    engine.run = run
     batch = make_batch(config)
     trainer.step(batch)
     engine.mail.pool.drop_all()

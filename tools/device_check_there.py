@@ -89,11 +89,11 @@ def _tell_mpi(settings: Settings, answers: Answers) -> None:
         answers.row("MPI", "absent", text)
         return
     said = run([sys.executable, "-c", MPI_QUESTIONS], 20)
-    text = _answer(said.output)
-    if text is None:
+    told = _answer(said.output)
+    if told is None:
         answers.row("MPI", "absent", f"mpi4py finds no MPI library that starts: {said.trouble() or said.output[-300:]}")
         return
-    found = json.loads(text)
+    found = json.loads(told)
     where = f"{found['library']}, mpi4py {found['mpi4py']}"
     if found["launcher"] is None:
         answers.row("MPI", "absent", f"{where}; no mpirun or mpiexec", **found)
@@ -303,6 +303,10 @@ def _on_that_path(settings: Settings, answers: Answers, more: dict[str, str]) ->
 
 
 def check_doctor(settings: Settings, answers: Answers) -> None:
+    gone = [name for name in VERBS_NEED[:2] if importlib.util.find_spec(name) is None]
+    if gone:
+        answers.row("doctor", "absent", f"not installed: {', '.join(gone)}")
+        return
     arguments = ["-m", "mpipipe", "doctor"]
     limit = left_s(settings) - 6
     if settings["launcher"] is None:

@@ -3,10 +3,12 @@
 Fill the folder elsewhere, for the Python of that machine, with what it lacks:
 
     pip download --no-deps --only-binary :all: --python-version 3.12 --platform manylinux_2_28_x86_64 \\
-        --platform manylinux2014_x86_64 --dest wheels pydantic pydantic-core xxhash mpi4py mpich libucx-cu13
+        --platform manylinux2014_x86_64 --platform manylinux1_x86_64 --dest wheels xxhash h5py pydantic pydantic-core \\
+        annotated-types typing-inspection typing-extensions mpi4py mpich libucx-cu13
 
-They are unpacked into a temporary folder that looks like an installation, ``bin`` and ``lib`` beside the packages.
-What the machine has by itself is left out.
+Static libraries (``*.a``, ``*.la``) of a wheel may be deleted from it, for a smaller folder.
+The wheels are unpacked into a temporary folder that looks like an installation, ``bin`` and ``lib`` beside the
+packages. What the machine has by itself is left out.
 """
 
 from __future__ import annotations

@@ -186,7 +186,7 @@ def _ucx(given: Mapping[str, str], loaded: Sequence[str]) -> Iterator[Finding]:
 def _modules_beside(cores: Sequence[str]) -> Iterator[str]:
     for core in cores:
         folder = Path(core).parent
-        for found in (*sorted(folder.glob("ucx/libuct_cuda*")), *sorted(folder.glob("libuct_cuda*"))):
+        for found in (*sorted(folder.glob("ucx/libuct_cuda*.so*")), *sorted(folder.glob("libuct_cuda*.so*"))):
             yield str(found)
 
 

@@ -44,7 +44,7 @@ def check(name: str, code: str, limit_s: float = 20.0) -> Check:
 
 
 def report_of(*checks: Check, minutes: float = 2.0, output: Path | None = None) -> Report:
-    report = Report({"device": "cpu", "small": True}, output)
+    report = Report({"device": "a GPU", "small": True}, output)
     device_check.run_all(checks, report, minutes)
     return report
 
@@ -63,9 +63,15 @@ def start(*arguments: str, **kinds: Any) -> subprocess.Popen[str]:
 
 @pytest.mark.slow
 def test_a_dry_run_on_the_cpu(tmp_path: Path) -> None:
-    process = start("--device", "cpu", "--small", "--no-mpi", "--output", str(tmp_path), cwd=tmp_path)
-    output, _ = process.communicate(timeout=150)
-    found = json.loads(output.splitlines()[-1])
+    process = start("--device", "cpu", "--small", "--no-mpi", "--minutes", "9", "--output", str(tmp_path),
+                    cwd=tmp_path)  # fmt: skip
+    output, _ = process.communicate(timeout=600)
+    short = json.loads(output.splitlines()[-1])
+    (page,) = tmp_path.glob("*.md")
+    written = page.read_text(encoding="utf-8")
+    found = json.loads(written.split("```json\n")[1].split("\n")[0])
+    assert [[row[key] for key in ("check", "case", "level")] for row in found["results"]] == short["results"]
+    assert short["file"] == str(page)
     rows = {(row["check"], row["case"]): row for row in found["results"]}
     bad = [row for row in found["results"] if row["level"] not in ("ok", "absent")]
     assert not bad
@@ -82,17 +88,14 @@ def test_a_dry_run_on_the_cpu(tmp_path: Path) -> None:
     assert len(rows["memory", "1f1b, 4 threads"]["figures"]["ranks"]) == 4
     absent = {key for key, row in rows.items() if row["level"] == "absent"}
     assert {("staged", "copies"), ("memory", "peak memory"), ("aware", "route"), ("there", "MPI")} <= absent
-    (page,) = tmp_path.glob("*.md")
     assert page.name == f"cpu-dry-run_{found['date']}.md"
-    written = page.read_text(encoding="utf-8")
-    assert json.loads(written.split("```json\n")[1].split("\n")[0])["results"] == found["results"]
     assert "| bits | 4 threads, host | ok |" in written
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_without_a_gpu_every_check_says_so(tmp_path: Path) -> None:
     process = start("--no-mpi", "--only", "bits", "staged", cwd=tmp_path)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=300)
     found = json.loads(output.splitlines()[-1])
     assert process.returncode == 0
     rows = {row["check"]: row for row in found["results"] if row["check"] != "there"}
@@ -113,7 +116,8 @@ def test_who_ends_it_gets_what_was_found(tmp_path: Path) -> None:
     found = json.loads(output.splitlines()[-1])
     assert process.returncode == 1
     assert found["counts"]["ok"] > 3
-    assert found["results"][-1]["text"].startswith("ended from outside (SIGTERM)")
+    assert [row["check"] for row in found["results"][-2:]] == ["bits", "device_check"]
+    assert all(row["text"].startswith("ended from outside (SIGTERM)") for row in found["results"][-2:])
 
 
 # --- checks that go wrong ---
@@ -192,7 +196,7 @@ def test_what_a_check_finds_out_later_ones_are_given() -> None:
         "level='ok', text=str(given['launcher']) + given['device'], figures={})) + '\\n')"
     )
     report = report_of(check("one", tells + GOOD), check("two", asks))
-    assert report.results[-1].text == "['x']cpu"
+    assert report.results[-1].text == "['x']a GPU"
 
 
 def test_the_report_is_written_after_every_check(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mpipipe.formats.trace import TraceFile
+from mpipipe.formats.trace import FLAG_DEVICE_TIME, TraceFile
 
 _SET_BACK_NS = 1_000_000  # a fall of event ends by more is no rounding of device times
 _SHORTEST_BASE_NS = 100_000_000  # a slope over less says more about the round trips than about the clocks
@@ -68,15 +68,17 @@ def _undo_setback(
 ) -> None:
     """Make the clock of a rank go on where it was set back once, in place; only remark on it where that can't be
     done."""
-    falls = np.flatnonzero(np.diff(events["t1_ns"]) < -_SET_BACK_NS)
+    recorded = np.flatnonzero(events["flags"] & FLAG_DEVICE_TIME == 0)  # a device's times come once its step is over
+    ends = events["t1_ns"][recorded]
+    falls = np.flatnonzero(np.diff(ends) < -_SET_BACK_NS)
     if not falls.size:
         return
-    drop = int(events["t1_ns"][falls[0]] - events["t1_ns"][falls[0] + 1])
+    drop = int(ends[falls[0]] - ends[falls[0] + 1])
     jumps = np.diff(clock["offset_ns"])
     if falls.size > 1 or not jumps.size or jumps.max() < drop:
         remarks.append(f"event times fall back at {falls.size} places (first by {drop / 1e9:.6f} s): times are unsure")
         return
-    sample, first = int(jumps.argmax()) + 1, int(falls[0]) + 1
+    sample, first = int(jumps.argmax()) + 1, int(recorded[falls[0] + 1])
     jump = int(jumps[sample - 1])
     remarks.append(f"clock was set back by {jump / 1e9:.6f} s at step {int(events['step'][first])}: undone")
     across = events["t0_ns"][first] > events["t1_ns"][first]

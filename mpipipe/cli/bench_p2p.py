@@ -59,7 +59,7 @@ def _refuse_other_options(transport: Transport, options: list[Any]) -> None:
 def about(config: Config, transport: Transport) -> dict[str, Any]:
     """Where it was measured. Collective."""
     from mpipipe.collectives import all_gather_objects
-    from mpipipe.device import open_device
+    from mpipipe.device import device_kind
 
     mine = [environment.node_name(), environment.has_core_of_its_own(transport.local_size)]
     ranks = all_gather_objects(transport, mine)
@@ -70,7 +70,7 @@ def about(config: Config, transport: Transport) -> dict[str, Any]:
         "cores_shared": not all(alone for _, alone in ranks),
         "num_ranks": transport.size,
         "ranks_per_node": {node: nodes.count(node) for node in nodes},
-        "device": open_device(config.comm.device).name,
+        "device": device_kind(config.comm.device),
     }
 
 
@@ -78,7 +78,8 @@ def show_about(found: dict[str, Any]) -> None:
     cores = "ranks share cores" if found["cores_shared"] else "every rank has a core of its own"
     nodes = ", ".join(f"{count} on {node}" for node, count in found["ranks_per_node"].items())
     print(f"library: {found['library']}")
-    print(f"ranks: {nodes}; wait: {found['wait']} ({cores}); device: {found['device']}")
+    path = f" ({found['path']})" if found.get("path", "host") != "host" else ""
+    print(f"ranks: {nodes}; wait: {found['wait']} ({cores}); device: {found['device']}{path}")
 
 
 class _Pair:
@@ -144,11 +145,11 @@ def measure_p2p(config: Config, transport: Transport, sizes: list[int], repeats:
     bytes. Collective. Raises ConfigError on every rank when they were started with other options.
     """
     from mpipipe.collectives import all_gather_objects
-    from mpipipe.device import open_device
+    from mpipipe.trainer.devices import open_rank_device
 
     _refuse_other_options(transport, [sizes, repeats])
     transport.configure(timeout_s=config.comm.timeout_s, wait=config.comm.wait)
-    device = open_device(config.comm.device)
+    device, path = open_rank_device(config, transport)
     pairs = []
     for lower in range(transport.size - 1):
         for nbytes in sizes:
@@ -158,7 +159,7 @@ def measure_p2p(config: Config, transport: Transport, sizes: list[int], repeats:
                 pair = _Pair(transport, peer, partial(_message_memory, device), nbytes)
                 mine = _medians(pair, nbytes, repeats)
             pairs.append({"rank": lower, "next": lower + 1, **all_gather_objects(transport, mine)[lower]})
-    return {**about(config, transport), "pairs": pairs}
+    return {**about(config, transport), "path": path, "pairs": pairs}
 
 
 def _message_memory(device: Device, nbytes: int) -> Memory:

@@ -161,10 +161,10 @@ class Device(Protocol):
         it warns of an operation without one. The host's all do.
         """
 
-    def seed(self, value: int) -> torch.Tensor:
-        """Let the generator that a user's modules draw from on this device start at ``value``; its state before, for
-        ``set_generator``.
+    def seed(self, value: int) -> object:
+        """Let the generators that a user's modules draw from, on this device and on the host, start at ``value``; their
+        state before, for ``set_generator``.
         """
 
-    def set_generator(self, state: torch.Tensor) -> None:
-        """Let that generator go on from a state that ``seed`` returned."""
+    def set_generator(self, state: Any) -> None:
+        """Let them go on from a state that ``seed`` returned."""

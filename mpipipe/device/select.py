@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import logging
 
@@ -28,37 +29,33 @@ def open_device(name: str, *, local_rank: int = 0, local_size: int = 1, staged: 
     Raises ``MissingDependencyError`` where CuPy or CUDA in torch is missing, ``DeviceBindingError`` where no GPU is,
     ``SetupError`` for another name.
     """
+    if device_kind(name) == "cpu":
+        return HostDevice()
+    return _open_gpu(choose_device(torch.cuda.device_count(), local_rank, local_size), staged)
+
+
+def device_kind(name: str) -> str:
+    """``"cpu"`` or ``"cuda"``: what ``open_device(name)`` opens. Opens none, and raises as that. Imports CuPy where all
+    else is there, to see whether it can be.
+    """
     if name not in ("auto", "cpu", "cuda"):
         raise SetupError(f'comm.device = {name!r}: there are "auto", "cpu" and "cuda"')
     if name == "cpu":
-        return HostDevice()
+        return "cpu"
     packages, gpu = _missing()
     if packages or gpu:
         if name == "auto":
-            return HostDevice()
+            return "cpu"
         raise _not_there(packages, gpu)
     try:
-        return _open_gpu(choose_device(torch.cuda.device_count(), local_rank, local_size), staged)
+        importlib.import_module("cupy")
     except ImportError as error:
         text = f"CuPy is installed and can't be imported ({error}): pip install 'mpipipe[{_extra()}]'"
         if name == "auto":
             _log.warning("%s. This rank computes on the CPU", text)
-            return HostDevice()
+            return "cpu"
         raise MissingDependencyError(f'comm.device = "cuda": {text}') from error
-
-
-def device_kind(name: str) -> str:
-    """``"cpu"`` or ``"cuda"``: what ``open_device(name)`` is going to open, as far as that is known before. Opens none.
-    Raises as that.
-    """
-    if name == "cpu":
-        return "cpu"
-    packages, gpu = _missing()
-    if not packages and not gpu:
-        return "cuda"
-    if name == "auto":
-        return "cpu"
-    raise _not_there(packages, gpu)
+    return "cuda"
 
 
 def _not_there(packages: list[str], gpu: list[str]) -> Exception:

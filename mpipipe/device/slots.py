@@ -22,8 +22,9 @@ def capacity(nbytes: int) -> int:
 class Slots:
     """Free slots by size, each with the mark at which it is free; the one given back first goes out first.
 
-    None is ever freed, one that was lost in a failure neither: MPI libraries keep what they have made of a device's
-    memory (IPC handles, registrations) by its address, and meet wrong data where it was freed and allocated anew.
+    None is freed before the device goes, one that was lost in a failure neither: MPI libraries keep what they have made
+    of a device's memory (IPC handles, registrations) by its address, and meet wrong data where it was freed and
+    allocated anew.
     """
 
     def __init__(self, make: Callable[[int], Slot]) -> None:

@@ -49,21 +49,22 @@ class _Part:
 
 class _Held:
     """The mark behind a copy; keeps the tensor that is copied until it is reached. Torch gives a tensor's memory to the
-    next one when the last reference goes, and orders them by its own stream alone.
+    next one when the last reference goes, and orders them by its own stream alone. And who looks whether a tensor that
+    was handed on is changed, can do so as long as it is there.
     """
 
-    __slots__ = ("_mark", "_tensor")
+    __slots__ = ("_mark", "_tensors")
 
-    def __init__(self, mark: Mark, tensor: torch.Tensor) -> None:
+    def __init__(self, mark: Mark, *tensors: torch.Tensor) -> None:
         self._mark = mark
-        self._tensor: torch.Tensor | None = tensor
+        self._tensors: tuple[torch.Tensor, ...] | None = tensors
 
     def reached(self) -> bool:
-        if self._tensor is None:
+        if self._tensors is None:
             return True
         if not self._mark.reached():
             return False
-        self._tensor = None
+        self._tensors = None
         return True
 
 
@@ -199,7 +200,7 @@ class StreamDevice:
                 self._driver.copy_out(slot, flat, nbytes, Stream.COMPUTE)
             return Buffer(slot.first(nbytes), nbytes, ready=self._driver.mark(Stream.COMPUTE), slot=slot)
         self._await_maker()
-        return self._copied_out(flat, nbytes, slot)
+        return self._copied_out(tensor, flat, nbytes, slot)
 
     def outgoing_parts(self, tensor: torch.Tensor) -> list[Buffer]:
         if not self.staged or tensor.nbytes <= PART_BYTES:
@@ -208,15 +209,16 @@ class StreamDevice:
         flat = self.settle(tensor).view(-1).view(torch.uint8)
         self._await_maker()
         pieces = flat.split(PART_BYTES)
-        return [self._copied_out(piece, len(piece), self._send_slots.take(len(piece))) for piece in pieces]
+        return [self._copied_out(tensor, one, len(one), self._send_slots.take(len(one))) for one in pieces]
 
-    def _copied_out(self, flat: torch.Tensor, nbytes: int, slot: Slot) -> Buffer:
-        """The copy to pinned memory, on its way."""
+    def _copied_out(self, tensor: torch.Tensor, flat: torch.Tensor, nbytes: int, slot: Slot) -> Buffer:
+        """The copy to pinned memory, on its way. ``flat``: the tensor's bytes, or a part of them, without gaps."""
         if nbytes:
             begun = self._stamp(Stream.OUT)
             self._driver.copy_out(slot, flat, nbytes, Stream.OUT)
             self._copies.append(Copy(True, begun, self._stamp(Stream.OUT), nbytes))
-        held = _Held(self._driver.mark(Stream.OUT), flat.detach())  # one more in that memory, should it be a slot's
+        # Detached: one more in that memory, should it be a slot's.
+        held = _Held(self._driver.mark(Stream.OUT), tensor, flat.detach())
         self._held.append(held)
         memory = _host(slot, nbytes)
         return Buffer(memory, nbytes, ready=held, wire=memory, slot=slot)
@@ -281,14 +283,17 @@ class StreamDevice:
     def repeat_bits(self) -> None:
         self._driver.repeat_bits()
 
-    def seed(self, value: int) -> torch.Tensor:
-        generator = self._driver.generator
-        before = generator.get_state()
-        generator.manual_seed(value)
+    def seed(self, value: int) -> object:
+        """Both generators: a layer may draw on the host, as for whether it is left out."""
+        generators = (self._driver.generator, torch.default_generator)
+        before = [generator.get_state() for generator in generators]
+        for generator in generators:
+            generator.manual_seed(value)
         return before
 
-    def set_generator(self, state: torch.Tensor) -> None:
-        self._driver.generator.set_state(state)
+    def set_generator(self, state: Any) -> None:
+        self._driver.generator.set_state(state[0])
+        torch.default_generator.set_state(state[1])
 
 
 def _host(slot: Slot, nbytes: int) -> HostMemory:

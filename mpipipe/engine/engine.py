@@ -135,6 +135,8 @@ class Engine:
     def _loss_sum(self) -> float:
         """The microbatches' losses added in their order, as float64."""
         losses = [self._losses[k] for k in sorted(self._losses)]
+        if len({loss.device for loss in losses}) > 1:  # as of a microbatch without labels: torch.zeros(())
+            losses = [loss.cpu() for loss in losses]
         return float(sum(torch.stack(losses).tolist())) if losses else 0.0
 
     def _count(self) -> int:
@@ -152,7 +154,7 @@ class Engine:
             at = f"at {op} (row {op.row}, {self._run_name})"
         else:
             at = f"at the beginning of {self._run_name}"
-        return Place(at, self.mail.describe(look))
+        return Place(at, self.mail.describe(look), self.mail.held_up())
 
     def _begin(self, program: RankProgram, feed: Feed) -> None:
         self._feed, self._draw = feed, feed.draw

@@ -20,6 +20,11 @@ class Deferred:
         self._request: Request | None = None
         self.peer = peer
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether MPI has it."""
+        return self._request is not None
+
     def begin_if_ready(self) -> bool:
         """Hand it to MPI if that is possible by now. True once it is."""
         if self._mark is not None:

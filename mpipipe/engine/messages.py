@@ -14,7 +14,7 @@ import torch
 
 from mpipipe.device import Buffer, BufferPool, Device, HostMemory
 from mpipipe.engine.forms import HEADER_BYTES, Form, FormBook, Part, header_bytes, mismatch
-from mpipipe.engine.lanes import Landing, Lane
+from mpipipe.engine.lanes import Deferred, Landing, Lane
 from mpipipe.engine.program import Op
 from mpipipe.engine.window import RECEIVE_AHEAD_BYTES, RECEIVES_OPEN, Window
 from mpipipe.errors import TransportError
@@ -25,6 +25,12 @@ from mpipipe.transport import Request, Transport, open_text
 SIZES_KEPT = 16
 """Sizes of receive buffers that are kept from run to run. Where more have come by, as with sequences of ever new
 lengths, all free ones are let go before the next run.
+"""
+
+
+SENDS_AHEAD = 4
+"""So many sends may wait for the device to make them; then the host waits for the first. Else a row without receives,
+as of an evaluation, would be issued as a whole, with memory for all its messages.
 """
 
 
@@ -63,11 +69,31 @@ class _Advancing:
         return self._request.test()
 
 
+class _Begins:
+    """Complete once a message has begun, which its rank's own device alone decides."""
+
+    __slots__ = ("_advance", "_deferred", "peer")
+
+    def __init__(self, deferred: Deferred, advance: Callable[[], None]) -> None:
+        self._deferred = deferred
+        self._advance = advance
+        self.peer = deferred.peer
+
+    def test(self) -> bool:
+        self._advance()
+        return self._deferred.has_begun
+
+
 def _all_complete(requests: list[Request]) -> bool:
     try:
         return all(request.test() for request in requests)
     except TransportError:
         return False
+
+
+def _peer(entry: _Receive | _Send) -> str:
+    waits = any(isinstance(request, Deferred) and not request.has_begun for request in entry.requests)
+    return f"{entry.op.peer} (not begun)" if waits else str(entry.op.peer)
 
 
 def _header_memory(nbytes: int = HEADER_BYTES) -> HostMemory:
@@ -264,6 +290,8 @@ class Mail:
                 entry.buffers.append(buffer)
                 entry.nbytes += buffer.nbytes
         self._sends.append(entry)
+        while len(self._outward.waiting) > SENDS_AHEAD:
+            self._transport.wait(_Begins(self._outward.waiting[0], self._advance), f"its device to make {op.name}")
         self.reap()  # once the message has gone
         return entry.nbytes
 
@@ -321,12 +349,17 @@ class Mail:
 
     def describe(self, look: bool) -> str:
         """The open requests in words, but for the receive that is waited for; with ``look`` without those that have
-        completed meanwhile.
+        completed meanwhile. Those that wait for the device have not begun.
         """
         receives = [entry for entry in list(self._open) if not (look and _all_complete(entry.requests))]
         sends = [entry for entry in list(self._sends) if not (look and _all_complete(entry.requests))]
-        taken = dict.fromkeys(f"{entry.op.name} to rank {entry.op.peer}" for entry in sends)  # a header is no other one
-        return open_text([f"{entry.op.name} of rank {entry.op.peer}" for entry in receives], list(taken))
+        taken = dict.fromkeys(f"{entry.op.name} to rank {_peer(entry)}" for entry in sends)  # a header is no other one
+        return open_text([f"{entry.op.name} of rank {_peer(entry)}" for entry in receives], list(taken))
+
+    def held_up(self) -> tuple[int, ...]:
+        """Ranks whose messages wait for this one's device."""
+        lanes = (self._outward, self._inward)
+        return tuple(sorted({deferred.peer for lane in lanes for deferred in list(lane.waiting)}))
 
     def finish(self) -> list[tuple[Op, int]]:
         """Wait until every send is complete; the (operation, bytes) of those that were still open."""

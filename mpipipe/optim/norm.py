@@ -29,7 +29,7 @@ def square_sums(
             if factor is not None:
                 piece.mul_(factor)
             whole = piece.numel() // BLOCK_ELEMENTS
-            if whole > 1:
+            if piece.numel() > BLOCK_ELEMENTS:
                 rows = piece[: whole * BLOCK_ELEMENTS].view(whole, BLOCK_ELEMENTS)
                 sums.append(torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64))
                 piece = piece[whole * BLOCK_ELEMENTS :]

@@ -13,11 +13,12 @@ NAMES_SHOWN = 8
 @dataclass(frozen=True, slots=True)
 class Place:
     """What the engine of a rank is at: ``at`` as ``"at 2RECV_F3 (row 7, step 4)"``, ``open`` as ``open_text`` makes
-    it.
+    it. ``held_up``: ranks whose messages have not begun, because this rank's device has not come so far.
     """
 
     at: str = "outside of a step"
     open: str = "nothing"
+    held_up: tuple[int, ...] = ()
 
 
 PlaceOf = Callable[[bool], Place]
@@ -46,7 +47,8 @@ class Standing:
     @classmethod
     def unpack(cls, packed: bytes) -> Standing:
         fields = json.loads(packed)
-        return cls(**(fields | {"place": Place(**fields["place"])}))
+        place = fields["place"] | {"held_up": tuple(fields["place"]["held_up"])}
+        return cls(**(fields | {"place": Place(**place)}))
 
 
 def open_text(receives: Sequence[str], sends: Sequence[str]) -> str:
@@ -89,17 +91,22 @@ def _where(standing: Standing, standings: Mapping[int, Standing], size: int) -> 
     if peer == standing.rank or not 0 <= peer < size:
         return ""
     which = ", which" if standing.waits_for.endswith(f" of rank {peer}") else f"; rank {peer}"
-    return f"{which} is {standings[peer].place.at}" if peer in standings else f"{which} does not answer"
+    if peer not in standings:
+        return f"{which} does not answer"
+    late = ", and whose device has not come so far" if standing.rank in standings[peer].place.held_up else ""
+    return f"{which} is {standings[peer].place.at}{late}"
 
 
 def circles(standings: Mapping[int, Standing]) -> list[list[int]]:
-    """Every circle of ranks each of which waits for the next one, from its lowest rank on."""
+    """Every circle of ranks each of which waits for the next one, from its lowest rank on. Who waits for another's
+    device does not wait for that rank.
+    """
     found = []
     seen: set[int] = set()
     for start in sorted(standings):
         way: list[int] = []
         rank = start
-        while rank in standings and standings[rank].waits_for and rank not in seen:
+        while _waits_for_peer(standings, rank) and rank not in seen:
             seen.add(rank)
             way.append(rank)
             rank = standings[rank].peer
@@ -108,6 +115,14 @@ def circles(standings: Mapping[int, Standing]) -> list[list[int]]:
             first = circle.index(min(circle))
             found.append(circle[first:] + circle[:first])
     return found
+
+
+def _waits_for_peer(standings: Mapping[int, Standing], rank: int) -> bool:
+    """Whether ``rank`` waits for what its peer does, and not for the peer's device."""
+    if rank not in standings or not standings[rank].waits_for:
+        return False
+    peer = standings.get(standings[rank].peer)
+    return peer is None or rank not in peer.place.held_up
 
 
 def report_text(standings: Mapping[int, Standing], size: int) -> str:

@@ -100,7 +100,7 @@ class LateDriver:
         self.name = "late:0"
         self.identity = f"LATE-{seed}"
         self.torch_device = torch.device("cpu")
-        self.generator = torch.default_generator
+        self.generator = torch.Generator()  # what is drawn on the CPU comes from the host's, as on a GPU's node
         self.violations: list[str] = []
         self.repeats = False
         self.done = _zero()

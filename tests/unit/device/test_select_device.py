@@ -10,7 +10,7 @@ import pytest
 import torch
 from fakes.late import LateDriver
 
-from mpipipe.device import Device, HostDevice, StreamDevice, open_device, select
+from mpipipe.device import Device, HostDevice, StreamDevice, device_kind, open_device, select
 from mpipipe.errors import DeviceBindingError, MissingDependencyError, SetupError
 
 
@@ -25,6 +25,14 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
         select.importlib.util, "find_spec", lambda name: has["cupy"] or None if name == "cupy" else find(name)
     )
 
+    def import_module(name: str) -> object:
+        assert name == "cupy"
+        if has["cupy"] == "broken":
+            raise ImportError("libnvrtc.so.13: cannot open shared object file")
+        return object()
+
+    monkeypatch.setattr(select.importlib, "import_module", import_module)
+
     class Version:
         @property
         def cuda(self) -> object:
@@ -34,8 +42,6 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
 
     def open_gpu(index: int, staged: bool) -> Device:
         has["opened"] = (index, staged)
-        if has["cupy"] == "broken":
-            raise ImportError("libnvrtc.so.13: cannot open shared object file")
         return StreamDevice(LateDriver(), staged)
 
     monkeypatch.setattr(select, "_open_gpu", open_gpu)
@@ -93,7 +99,9 @@ def test_a_cupy_that_can_not_be_imported(machine: dict[str, object], caplog: pyt
         open_device("cuda")
     with caplog.at_level(logging.WARNING, logger="mpipipe.device.select"):
         assert isinstance(open_device("auto"), HostDevice)
+        assert device_kind("auto") == "cpu"
     assert "This rank computes on the CPU" in caplog.text
+    assert machine["opened"] == []
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:1", "", "CPU"])

@@ -270,3 +270,18 @@ def test_a_count_that_stays_on_the_device_is_looked_at_once_the_run_is_over(coun
     with pytest.raises(EngineError, match="a whole number is needed"):
         run_ranks(1, work)
     assert len(counts) == 4  # not in the middle
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_the_host_is_not_far_ahead_of_messages_that_are_not_made(staged: bool) -> None:
+    """A row without receives, as the first rank's of an evaluation: not all of it is issued before anything is done."""
+    most: list[int] = []
+
+    class Watched(StreamDevice):
+        def outgoing_parts(self, tensor: torch.Tensor) -> list[Buffer]:
+            most.append(sum(len(queue) for queue in self._driver._queues.values()))
+            return super().outgoing_parts(tensor)
+
+    run(forward_only((0, 1), 2, 1, 60), late(1, staged, Watched), runs=1)
+    assert len(most) == 60
+    assert max(most) < 60  # of some 5 for each microbatch

@@ -18,6 +18,7 @@ from torch import nn
 from mpipipe.analysis.load import load_segment
 from mpipipe.analysis.summary import summary
 from mpipipe.data import build_byte_tokens
+from mpipipe.errors import EngineError
 from mpipipe.formats.trace import FLAG_DEVICE_TIME, EventKind
 from mpipipe.trainer import Trainer
 from mpipipe.trainer.run import train_run
@@ -100,6 +101,7 @@ def test_a_traced_run_tells_the_device_the_path_and_the_copies(staged: bool, tmp
     with late_devices(staged):
         little.train_on(2, layers, config, BATCHES, tied=TIED)
     segment = load_segment(tmp_path)
+    assert not segment.warnings  # a device's times come after those of the host, and no clock was set back
     for one in segment.ranks.values():
         assert one.trace.attributes["device"].startswith("late:")
         assert one.trace.attributes["message_path"] == ("staged" if staged else "cuda-aware")
@@ -125,3 +127,48 @@ def test_a_run_file_s_run_repeats_its_bits_on_a_gpu(tmp_path: Path) -> None:
     with late_devices(True) as drivers:
         little.train_on(1, layers, little.config(), BATCHES)
     assert [driver.repeats for driver in drivers] == [False]  # a script's own torch is left as it is
+
+
+class Refills(nn.Module):
+    """Returns a tensor of its own, the same for each microbatch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(little.WIDTH, little.WIDTH)
+        self.own = torch.empty(1, little.WIDTH)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.no_grad():
+            self.own.copy_(x * 2)
+        return self.linear(x), self.own
+
+
+class Adds(nn.Module):
+    def forward(self, pair: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return pair[0] + pair[1]
+
+
+def test_a_tensor_that_is_still_copied_out_is_not_refilled() -> None:
+    """Else the next rank gets another microbatch's values, at times."""
+    with pytest.raises(EngineError, match=r"return x\.clone\(\)"), late_devices(True):
+        little.train_on(2, lambda: [Refills, Adds], little.config(schedule="gpipe"), [little.batch(0)])
+
+
+class Skips(nn.Module):
+    """Decides by a draw on the host whether it does anything."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if torch.rand(()) < 0.5 else x
+
+
+@pytest.mark.parametrize("p", [1, 3])
+def test_draws_on_the_host_are_seeded_too(p: int) -> None:
+    def skipping() -> list[Callable[[], nn.Module]]:
+        return [little.linear(), Skips, little.linear(), Skips, little.linear()]
+
+    wanted = little.train_on(1, skipping, little.config(), BATCHES)
+    before = torch.get_rng_state()
+    with late_devices(True):
+        found = little.train_on(p, skipping, little.config(), BATCHES)
+    little.assert_same(wanted, found)
+    assert torch.equal(torch.get_rng_state(), before)

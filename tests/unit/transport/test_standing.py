@@ -44,6 +44,21 @@ def test_a_line_has_place_wait_and_open_requests() -> None:
 
 def test_a_standing_survives_the_way() -> None:
     assert Standing.unpack(TWO.pack()) == TWO
+    late = Standing(1, Place("at 1F0 (row 0, step 1)", "nothing", (0, 2)))
+    assert Standing.unpack(late.pack()) == late
+
+
+def test_who_waits_for_a_device_waits_in_no_circle() -> None:
+    """Rank 0's bytes are not made yet; it waits for the answer to them."""
+    zero = Standing(0, Place("at 0RECV_B0 (row 2, step 3)", "1 send (0SEND_F0 to rank 1 (not begun))", (1,)),
+                    "1SEND_B0 of rank 1", 1)  # fmt: skip
+    one = Standing(1, Place("at 1RECV_F0 (row 0, step 3)"), "0SEND_F0 of rank 0", 0)
+    assert circles(by_rank(zero, one)) == []
+    assert graph_text(by_rank(zero, one), 2).splitlines() == [
+        "rank 0 waits for 1SEND_B0 of rank 1, which is at 1RECV_F0 (row 0, step 3)",
+        "rank 1 waits for 0SEND_F0 of rank 0, which is at 0RECV_B0 (row 2, step 3), and whose device has not come so "
+        "far",
+    ]
     assert Standing.unpack(Standing(0, Place()).pack()) == Standing(0, Place())
 
 

@@ -50,6 +50,9 @@ class LauncherInfo:
     ranks_on_node: int | None = None
 
 
+TORCHRUN = "torchrun"
+"""It starts processes that MPI does not know of: each would be a run of its own."""
+
 # Name, then the variables of size, rank, local rank, ranks on this node; the first launcher whose size and rank are set
 # counts.
 _LAUNCHERS = (
@@ -62,6 +65,7 @@ _LAUNCHERS = (
     ),
     ("MPICH mpiexec (hydra)", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     ("PALS mpiexec", "PALS_SIZE", "PALS_RANKID", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
+    (TORCHRUN, "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
 )
 
 
@@ -71,7 +75,7 @@ def launcher(environ: Mapping[str, str] | None = None) -> LauncherInfo:
     in_step = "SLURM_STEP_ID" in given and "SLURM_PROCID" in given
     for name, size, rank, local_rank, local_size in _LAUNCHERS:
         expected, number = _number(given, size), _number(given, rank)
-        if expected is None or number is None:
+        if expected is None or number is None or (name == TORCHRUN and "TORCHELASTIC_RUN_ID" not in given):
             continue
         on_node = (_number(given, local_rank), _number(given, local_size))
         if size == "PMI_SIZE" and on_node[0] is None:
@@ -91,6 +95,11 @@ def check_world(size: int, environ: Mapping[str, str] | None = None) -> None:
     """Raise LauncherMismatchError if the launcher started several processes and MPI sees a world of ``size`` 1."""
     found = launcher(environ)
     if size == 1 and found.expected_size is not None and found.expected_size > 1:
+        if found.name == TORCHRUN:
+            raise LauncherMismatchError(
+                f"torchrun started {found.expected_size} processes, and it starts no MPI ranks: each would be a run of "
+                f"its own. Start them with: mpirun -n {found.expected_size} python SCRIPT, or with srun"
+            )
         raise LauncherMismatchError(
             f"{found.name} started {found.expected_size} processes, and MPI sees a world of size 1 in each of them: "
             "launcher and MPI library do not belong together. Use the mpirun or mpiexec of the MPI library that mpi4py "

@@ -126,6 +126,11 @@ def _still_open(handler: Any) -> Any:
     return handler
 
 
+def this_process() -> str:
+    """Who holds a lock, in its words."""
+    return f"host {socket.gethostname()}, process {os.getpid()}"
+
+
 class RunLock:
     """Keeps two launches out of one run folder, by a lock that ends with the process that holds it.
 
@@ -156,7 +161,7 @@ class RunLock:
             return None
         try:
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"host {socket.gethostname()}, process {os.getpid()}\n".encode(), 0)
+            os.pwrite(descriptor, f"{this_process()}\n".encode(), 0)
         except OSError:
             os.close(descriptor)
             raise

@@ -196,7 +196,7 @@ def _rank_memory(config: Any, transport: Any, device: str) -> dict[str, Any]:
     trainer.step(batch)
     engine.mail.pool.drop_all()
     trainer.step(batch)
-    after_two = slots_of(trainer._device)
+    after_two = slots_of(trainer.device)
     found = {size: len(free) for size, free in engine.mail.pool._free.items()}
     for _ in range(3):
         trainer.step(batch)
@@ -208,7 +208,7 @@ def _rank_memory(config: Any, transport: Any, device: str) -> dict[str, Any]:
         "needed": needed,
         "live": results[-1].peak_live,
         "peak": peak,
-        "slots": slots_of(trainer._device),
+        "slots": slots_of(trainer.device),
         "slots_after_two": after_two,
     }
     trainer.close()

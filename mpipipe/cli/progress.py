@@ -39,7 +39,9 @@ def event_text(figures: Mapping[str, object]) -> str:
     """One line for a report that is not of a step."""
     event, step = figures.get("event"), figures.get("step")
     if event == "start":
-        begin = f"starts at step {step} of {figures.get('steps')}"
+        path = "" if figures.get("message_path", "host") == "host" else f", messages {figures['message_path']}"
+        where = f" on {figures['device']}{path}" if "device" in figures else ""
+        begin = f"starts at step {step} of {figures.get('steps')}{where}"
         return "\n  ".join([begin, *str(figures.get("partition", "")).splitlines()])
     if event == "finished":
         return _finished_text(figures)

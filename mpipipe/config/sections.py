@@ -42,6 +42,8 @@ def _check_path(value: object) -> str:
         raise _wrong(
             "is too long for a path", f"at most {MAX_NAME_BYTES} bytes a folder, {MAX_PATH_BYTES} in the whole path"
         )
+    if text.split("/")[0].startswith("~"):
+        raise _wrong("names a home folder, which only a shell looks up", "a whole path, as $HOME/runs in a shell")
     return text
 
 
@@ -84,6 +86,8 @@ def _check_paths(value: object) -> tuple[str, ...]:
 def _check_duration(value: object) -> str | None:
     if value is None:
         return None
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        raise _wrong("has no unit", f'text with units, as "{value}s"')
     text = _check_text(value)
     try:
         parse_duration(text)

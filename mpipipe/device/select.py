@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
+from pathlib import Path
 
 import torch
 
@@ -45,6 +46,9 @@ def device_kind(name: str) -> str:
     packages, gpu = _missing()
     if packages or gpu:
         if name == "auto":
+            if next(Path("/dev").glob("nvidia[0-9]*"), None) is not None:
+                text = "this node has an NVIDIA device, and this rank computes on the CPU"
+                _log.warning("%s: %s", text, _said(packages, gpu))
             return "cpu"
         raise _not_there(packages, gpu)
     try:
@@ -58,10 +62,13 @@ def device_kind(name: str) -> str:
     return "cuda"
 
 
+def _said(packages: list[str], gpu: list[str]) -> str:
+    return "; ".join([*packages, *gpu])
+
+
 def _not_there(packages: list[str], gpu: list[str]) -> Exception:
     error = MissingDependencyError if packages else DeviceBindingError
-    text = "; ".join([*packages, *gpu])
-    return error(f'comm.device = "cuda": {text}. Without a GPU use comm.device = "cpu"')
+    return error(f'comm.device = "cuda": {_said(packages, gpu)}. Without a GPU use comm.device = "cpu"')
 
 
 def _open_gpu(index: int, staged: bool) -> Device:

@@ -13,7 +13,7 @@ from mpipipe.errors import ConfigError, MpipipeError, SetupError
 from mpipipe.formats.checkpoint import MANIFEST_NAME, find_latest, find_problems, read_manifest
 from mpipipe.formats.paths import RunPaths, step_of
 from mpipipe.formats.whole import replace_text
-from mpipipe.lifecycle import RunLock
+from mpipipe.lifecycle import RunLock, this_process
 from mpipipe.transport import Transport
 
 FILES_TIMEOUT_S = 3600.0
@@ -122,9 +122,11 @@ def other_data(config: Config, checkpoint: Path) -> dict[str, object]:
     return {} if before == config.data.train else {"trained_on": list(before), "asked_for": list(config.data.train)}
 
 
-def claim(lock: RunLock, paths: RunPaths, transport: Transport) -> None:
-    """Take the run folder for this launch. Raises ``ConfigError`` on every rank while another launch writes there."""
-    holder = on_first_rank(transport, paths, lock.acquire)
+def claim(lock: RunLock, paths: RunPaths, transport: Transport, *, also: str = "") -> None:
+    """Take the run folder for this launch. Raises ``ConfigError`` on every rank while another launch writes there; not
+    where rank 0 finds that ``also`` holds it.
+    """
+    holder = on_first_rank(transport, paths, lambda: _other_holder(lock, also))
     if holder:
         raise ConfigError(
             f"another launch is writing to {paths.root} ({holder}); wait for it or end it",
@@ -132,6 +134,37 @@ def claim(lock: RunLock, paths: RunPaths, transport: Transport) -> None:
             value=str(paths.root),
             allowed="a folder that no other launch uses",
         )
+
+
+class RunFolder:
+    """Keeps other launches out of the run folder, from the first thing that a trainer writes there to its end."""
+
+    def __init__(self, paths: RunPaths, transport: Transport) -> None:
+        self._paths = paths
+        self._transport = transport
+        self._lock = RunLock(paths.lock)
+        self._is_ours = False
+
+    def take(self) -> None:
+        """Collective, the first time. Raises ``ConfigError`` on every rank while another launch writes there; another
+        trainer of this process is none.
+        """
+        if not self._is_ours:
+            claim(self._lock, self._paths, self._transport, also=this_process())
+            self._is_ours = True
+
+    def taken(self) -> None:
+        """The caller has claimed it, on all ranks."""
+        self._is_ours = True
+
+    def release(self) -> None:
+        """Let other launches in; nothing if this trainer did not keep them out."""
+        self._lock.release()
+
+
+def _other_holder(lock: RunLock, also: str) -> str | None:
+    holder = lock.acquire()
+    return None if also and holder == also else holder
 
 
 def keep_config(config: Config, paths: RunPaths) -> None:

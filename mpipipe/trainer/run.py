@@ -174,6 +174,7 @@ def _train(
         if resume != "never":
             trainer.restore(None if resume == "auto" else resume)
         claim(lock, paths, transport)
+        trainer.folder.taken()
         on_first_rank(transport, paths, lambda: keep_config(config, paths))
         run = _Run(trainer, source, validation, Metrics(paths.metrics, transport.rank == 0), limit, report)
         outcome = run.to_the_end()
@@ -221,6 +222,8 @@ class _Run:
                 "step": trainer.step_index,
                 "steps": config.run.steps,
                 "partition": str(trainer.model.partition),
+                "device": trainer.device.name,
+                "message_path": trainer.message_path,
             }
         )
         if self.validation is not None and trainer.step_index == 0:

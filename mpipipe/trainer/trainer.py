@@ -29,6 +29,7 @@ from mpipipe.trainer.build import Layer, LayerList, build_rank_model
 from mpipipe.trainer.devices import open_rank_device
 from mpipipe.trainer.ending import end_job, open_or_end
 from mpipipe.trainer.feed import TensorFeed
+from mpipipe.trainer.folder import RunFolder
 from mpipipe.trainer.norm import gradient_norm
 from mpipipe.trainer.report import Shared, StepReport, other_size_text, reason_to_skip, refuse_difference
 from mpipipe.trainer.sameness import (
@@ -93,7 +94,7 @@ class Trainer:
         self.config = config.resolve(self.transport.size)
         torch.set_num_threads(threads_per_rank(self.transport.local_size))
         self.transport.configure(timeout_s=self.config.comm.timeout_s, wait=self.config.comm.wait)
-        self._device, self._path = open_rank_device(self.config, self.transport)
+        self.device, self.message_path = open_rank_device(self.config, self.transport)
         self._tables: dict[int, tuple[int, RankProgram]] = {}
         self._evaluation_programs: dict[int, RankProgram] = {}
         self._layers = model = LayerList.of(layers, names, descriptions, tied)
@@ -102,18 +103,19 @@ class Trainer:
         placement = self._table.placement
         self._looks_at_batches = self.transport.size > 1 and self.transport.rank in (placement[0], placement[-1])
         self._instances = instance_checksums(layers) if self.transport.size > 1 else None
-        self.model = build_rank_model(self.config, model, loss_fn, placement, self.transport, self._device)
+        self.model = build_rank_model(self.config, model, loss_fn, placement, self.transport, self.device)
         self._shared_buffers = self.model.shared_buffers
         warn_of_forward_order(self._table, self.model.stages)
         self.optimizer = AdamW(self.model.parameters, self.config)
         self.paths = RunPaths(Path(self.config.run.dir))
+        self.folder = RunFolder(self.paths, self.transport)
         self.recorder = Recorder(None)
         self._traced = self._told_of_size = False
         self._silent = Recorder(None)
         self._recorder_now = self._silent
         self._engine = Engine(
             self.transport,
-            self._device,
+            self.device,
             self.recorder,
             self.model.stages,
             len(placement),
@@ -127,10 +129,8 @@ class Trainer:
         self._signal = PlaceSignal(self.transport)
 
     def repeat_bits(self) -> None:
-        """On a GPU: from here on, for this whole process, torch takes kernels that repeat their bits, without which the
-        same run has other losses each time. ``mpipipe train`` does so. On a CPU all do.
-        """
-        self._device.repeat_bits()
+        """On a GPU: let torch, in this whole process, take kernels that repeat their bits. ``mpipipe train`` does."""
+        self.device.repeat_bits()
 
     # --- one step ---
 
@@ -157,7 +157,7 @@ class Trainer:
         feed = TensorFeed(
             batch,
             config.batch.microbatch,
-            self._device,
+            self.device,
             looked_at=self._looks_at_batches,
             draw_seed=config.run.seed,
             step=self.step_index,
@@ -183,7 +183,7 @@ class Trainer:
         end = time.perf_counter_ns()
         recorder.end_step(start, end, shared.count, loss)
         rate = learning_rate(config, self.step_index - 1)
-        report = StepReport(
+        self.last_report = report = StepReport(
             self.step_index,
             loss,
             norm,
@@ -194,7 +194,6 @@ class Trainer:
             skipped,
             shared.stop,
         )
-        self.last_report = report
         return report
 
     def _run(self, program: RankProgram, feed: TensorFeed, what: str) -> RunResult:
@@ -208,10 +207,8 @@ class Trainer:
             raise
 
     def _share(self, result: RunResult, feed: TensorFeed, recorder: Recorder, stop: bool) -> Shared:
-        """Tell every rank the loss, the number of valid items and what the pipeline took.
-
-        Raises ``EngineError`` on every rank when they are not at the same step, ``DataError`` when they were not given
-        the same batch.
+        """Tell every rank the loss, the number of valid items and what the pipeline took. Raises ``EngineError`` on
+        every rank when they are not at the same step, ``DataError`` when they were not given the same batch.
         """
         t0 = time.perf_counter_ns()
         offset = self._clock_offset_ns
@@ -233,13 +230,13 @@ class Trainer:
         """
         t0 = time.perf_counter_ns()
         for group in self.model.tied:
-            group.add_up(self.transport, self._device)
+            group.add_up(self.transport, self.device)
         t1 = time.perf_counter_ns()
         if self.model.tied:
             recorder.record(int(EventKind.TIED_REDUCE), t0, t1)
         gradients = {name: gradient.finish() for name, gradient in self.model.gradients.items()}
         factor = 1.0 / shared.count if shared.count else None
-        squares = square_sums(gradients, factor, blocks_at_once=self._device.blocks_at_once)
+        squares = square_sums(gradients, factor, blocks_at_once=self.device.blocks_at_once)
         norm, first_bad = gradient_norm(self.model, self.transport, squares)
         t2 = time.perf_counter_ns()
         recorder.record(int(EventKind.CLIP), t1, t2)
@@ -279,7 +276,7 @@ class Trainer:
         try:
             for batch in batches:
                 feed = TensorFeed(
-                    batch, self.config.batch.microbatch, self._device, looked_at=self._looks_at_batches
+                    batch, self.config.batch.microbatch, self.device, looked_at=self._looks_at_batches
                 )
                 program = self._evaluation_program(feed.num_microbatches)
                 result = self._run(program, feed, f"batch {done + 1} of an evaluation")
@@ -304,6 +301,7 @@ class Trainer:
 
     def save(self) -> Path:
         """Save everything that a resume needs; the checkpoint's folder."""
+        self.folder.take()
         self._synchronize_clocks()
         return self.saver.save(self.step_index, self.samples_seen)
 
@@ -348,8 +346,9 @@ class Trainer:
         wanted = trace.enabled and step >= trace.first_step and (trace.last_step is None or step <= trace.last_step)
         if wanted and not self._traced:
             self._traced = True
+            self.folder.take()
             about = (self.config, self.paths, self.transport, self.model, self._layers)
-            self.recorder.attach(open_trace(*about, self._device.name, self._path))
+            self.recorder.attach(open_trace(*about, self.device.name, self.message_path))
             self._synchronize_clocks()
             for table_id, program in self._tables.values():
                 self._record_table(table_id, program.table)
@@ -374,6 +373,7 @@ class Trainer:
         if self._owns_transport:
             self.transport.close()
         self._signal.close()
+        self.folder.release()
         self._closed = True
 
     def __enter__(self) -> Trainer:

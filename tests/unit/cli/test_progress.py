@@ -6,6 +6,8 @@ import io
 import json
 import logging
 
+import pytest
+
 from mpipipe.cli import progress
 from mpipipe.cli.log_handlers import logging_to
 from mpipipe.cli.output import print_json, print_table
@@ -138,3 +140,15 @@ def test_json_has_no_nan(capsys):
 def test_table(capsys):
     print_table(("step", "size"), [(5, "1 KiB"), (100, "-")])
     assert capsys.readouterr().out == "step  size\n   5  1 KiB\n 100  -\n"
+
+
+@pytest.mark.parametrize(
+    "device, path, line",
+    [
+        ("cpu", "host", "starts at step 0 of 5 on cpu"),
+        ("cuda:1", "staged", "starts at step 0 of 5 on cuda:1, messages staged"),
+    ],
+)
+def test_the_first_line_says_what_is_computed_on(device, path, line):
+    told = {"event": "start", "step": 0, "steps": 5, "partition": "", "device": device, "message_path": path}
+    assert progress.event_text(told) == line

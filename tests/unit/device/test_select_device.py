@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -102,6 +103,22 @@ def test_a_cupy_that_can_not_be_imported(machine: dict[str, object], caplog: pyt
         assert device_kind("auto") == "cpu"
     assert "This rank computes on the CPU" in caplog.text
     assert machine["opened"] == []
+
+
+def test_a_gpu_that_is_left_alone_is_told(
+    machine: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else who forgot CuPy computes on the CPU of a GPU node, and wonders why it is slow."""
+    machine["cupy"] = False
+    monkeypatch.setattr(select, "Path", lambda folder: tmp_path)
+    assert device_kind("auto") == "cpu"
+    assert not caplog.records
+    (tmp_path / "nvidia0").touch()
+    assert device_kind("auto") == "cpu"
+    assert "this rank computes on the CPU: CuPy is not installed: pip install 'mpipipe[cuda13]'" in caplog.text
+    caplog.clear()
+    assert device_kind("cpu") == "cpu"
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:1", "", "CPU"])

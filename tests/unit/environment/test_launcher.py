@@ -38,6 +38,7 @@ STEP = {
     "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
     "SLURMD_NODENAME": "n2",
 }
+ELASTIC = {"WORLD_SIZE": "4", "RANK": "1", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
 # What a batch script sees, and every rank of a mpirun inside it: the rank and local rank are those of the script or the
 # daemon.
 BATCH = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURMD_NODENAME": "n1"}
@@ -59,12 +60,20 @@ DAEMON = {**BATCH, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
         ({"PMI_SIZE": "2", "PMI_RANK": "1"}, LauncherInfo("a PMI launcher", 2, 1)),
         ({"PMIX_RANK": "1"}, LauncherInfo("a PMIx launcher", rank=1)),
         ({"PMI_SIZE": "many", "PMI_RANK": "1"}, LauncherInfo("none")),
+        (ELASTIC, LauncherInfo("torchrun", 4, 1, 1, 2)),
+        ({**ELASTIC, **HYDRA}, LauncherInfo("MPICH mpiexec (hydra)", 4, 2, 0, 2)),
+        ({"WORLD_SIZE": "4", "RANK": "1"}, LauncherInfo("none")),  # as some job scripts export them
         ({**STEP, "SLURM_STEP_TASKS_PER_NODE": "3,1(x2)", "SLURM_NODEID": "2"}, LauncherInfo("SLURM srun", 4, 2, 0, 1)),
         ({**STEP, "SLURM_STEP_TASKS_PER_NODE": "odd"}, LauncherInfo("SLURM srun", 4, 2, 0, None)),
     ],
 )
 def test_launcher(environ, expected):
     assert launcher(environ) == expected
+
+
+def test_torchrun_starts_no_ranks():
+    with pytest.raises(LauncherMismatchError, match=r"torchrun started 4 processes, .*: mpirun -n 4 python SCRIPT"):
+        check_world(1, ELASTIC)
 
 
 @pytest.mark.parametrize("environ", [OPEN_MPI, HYDRA, STEP])

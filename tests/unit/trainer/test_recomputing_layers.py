@@ -58,3 +58,28 @@ def test_a_linear_map_with_a_forward_of_the_user_s_own_draws_alike_everywhere() 
         return module
 
     everywhere([noisy for _ in range(4)])
+
+
+class Counted(nn.Module):
+    """Keeps its input alone between forward and backward, and counts how often it computes."""
+
+    calls = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.LayerNorm(little.WIDTH), nn.Linear(little.WIDTH, little.WIDTH), nn.Tanh())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def compute(x: torch.Tensor) -> torch.Tensor:
+            Counted.calls += 1
+            return self.inner(x)
+
+        return checkpoint(compute, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("schedule, p, chunks", [("1f1b", 1, 1), ("zb-h1", 1, 1), ("zb-h1", 2, 1), ("zb-v", 2, 2)])
+def test_it_is_computed_again_once_also_where_the_backward_has_two_halves(schedule: str, p: int, chunks: int) -> None:
+    Counted.calls = 0
+    config = little.config(schedule=schedule, chunks=chunks)
+    little.train_on(p, lambda: [Counted] * 4, config, [little.batch(0)])
+    assert Counted.calls == 4 * 4 * 2  # layers, microbatches, forward and once more

@@ -230,6 +230,7 @@ def test_the_schedule_example_prints_what_stands_below_it() -> None:
     assert printed.getvalue() == expected
 
 
+@pytest.mark.slow
 def test_the_training_example_trains(tmp_path: Path) -> None:
     (run_file,) = blocks(README, "toml")
     (tmp_path / "run.toml").write_text(run_file, encoding="utf-8")

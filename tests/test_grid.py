@@ -16,6 +16,8 @@ from mpipipe.errors import ConfigError
 from mpipipe.schedule import build, names
 from mpipipe.transport import run_ranks, solo
 
+pytestmark = pytest.mark.slow
+
 GRID = [
     (schedule, chunks, p, m)
     for schedule in names()

@@ -19,6 +19,8 @@ from torch import nn
 
 from mpipipe.transport import Transport, run_ranks, solo
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 PAGE = (REPOSITORY / "docs" / "own_models.md").read_text(encoding="utf-8")
 FENCED = re.compile(

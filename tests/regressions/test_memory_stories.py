@@ -25,6 +25,8 @@ from mpipipe.formats.tokens import write_tokens
 from mpipipe.trainer import Trainer, train_run
 from mpipipe.transport import Transport, run_ranks
 
+pytestmark = pytest.mark.slow
+
 STEPS = 300
 WARM = 20
 ROWS, WIDTH = 128, 256

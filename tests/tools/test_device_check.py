@@ -32,6 +32,8 @@ import device_check_wheels
 from device_check import Check, Report, Result
 from device_check_answers import last_words
 
+pytestmark = pytest.mark.slow
+
 TOOLS = Path(device_check.__file__).parent
 GOOD = (
     "import json, sys; answer = dict(case='a', level='ok', text='fine', figures={}); "
@@ -61,7 +63,6 @@ def start(*arguments: str, **kinds: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(command, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, **kinds)
 
 
-@pytest.mark.slow
 def test_a_dry_run_on_the_cpu(tmp_path: Path) -> None:
     process = start("--device", "cpu", "--small", "--no-mpi", "--minutes", "9", "--output", str(tmp_path),
                     cwd=tmp_path)  # fmt: skip

@@ -31,6 +31,8 @@ from device_check_answers import Answers
 from mpipipe.device import StreamDevice, select
 from mpipipe.trainer import devices
 
+pytestmark = pytest.mark.slow
+
 
 class PretendedStream:
     def __init__(self, *_: Any) -> None:

@@ -14,6 +14,8 @@ from mpipipe.schedule.search.problem import from_table, keeps_within, make_probl
 from mpipipe.schedule.search.rules import legal, list_schedules
 from mpipipe.topology import loop_placement, zigzag_placement
 
+pytestmark = pytest.mark.slow
+
 
 def problem_of(p, v, m, cap, *, costs=None, latency=0, split=True, placement=None):
     placement = loop_placement(p, v) if placement is None else placement

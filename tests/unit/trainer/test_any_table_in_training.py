@@ -26,6 +26,8 @@ from mpipipe.schedule.exchange import save_table, table_text
 from mpipipe.trainer import Trainer
 from mpipipe.transport import Transport, run_ranks, solo
 
+pytestmark = pytest.mark.slow
+
 M = 8
 
 

@@ -17,6 +17,8 @@ from mpipipe.errors import MessageMismatchError
 from mpipipe.trainer import Trainer
 from mpipipe.transport import solo
 
+pytestmark = pytest.mark.slow
+
 # --- structures ---
 
 

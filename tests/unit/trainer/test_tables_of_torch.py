@@ -20,6 +20,8 @@ from torch_stub import stage
 
 from mpipipe.schedule.exchange import load_table
 
+pytestmark = pytest.mark.slow
+
 schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
 
 M, MICROBATCH, STEPS, CLIP = 8, 2, 3, 0.3

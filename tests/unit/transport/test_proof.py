@@ -32,6 +32,8 @@ from mpipipe.transport.proof import (
     wrong_arrivals,
 )
 
+pytestmark = pytest.mark.slow
+
 YES, NO = Finding("a query", "yes", "the library does"), Finding("a query", "no", "the library does not")
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from mpipipe.device.protocol import ALIGNMENT, Buffer, Copy, Stamp
-from mpipipe.device.tensors import TELLS_USES, settled, uses
+from mpipipe.device.tensors import is_kept, settled, uses
 
 
 class HostDevice:
@@ -42,8 +42,7 @@ class HostDevice:
             buffer.uses = uses(view)
         return view
 
-    def is_kept(self, buffer: Buffer) -> bool:
-        return not TELLS_USES or (buffer.view is not None and uses(buffer.view) > buffer.uses)
+    is_kept = staticmethod(is_kept)
 
     def release(self, buffer: Buffer) -> None:
         pass
@@ -80,8 +79,7 @@ class HostDevice:
     def anchor(self) -> None:
         pass
 
-    def stamp(self) -> Stamp:
-        return time.perf_counter_ns()
+    stamp = staticmethod(time.perf_counter_ns)
 
     def take_copies(self) -> list[Copy]:
         return []

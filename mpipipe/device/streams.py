@@ -17,7 +17,7 @@ import torch
 from mpipipe.device.driver import Driver, Slot, Stream
 from mpipipe.device.protocol import Buffer, Copy, HostMemory, Mark, Stamp
 from mpipipe.device.slots import Slots
-from mpipipe.device.tensors import TELLS_USES, settled, uses
+from mpipipe.device.tensors import TELLS_USES, is_kept, settled, uses
 
 PART_BYTES = 4 << 20
 """Staged messages go in parts of this size: while one is sent, the next is copied to the host, and the one before to
@@ -72,8 +72,7 @@ class StreamDevice:
     """A GPU. Tensors are sent out of slots of its own memory (``staged`` False: the MPI library takes device pointers)
     or out of pinned host memory (``staged`` True).
 
-    Slots are plain device memory: neither stream-ordered nor managed memory can be opened by another process. A message
-    is one copy; later ones may be cut into several, each with a slot and a mark of its own.
+    Slots are plain device memory: neither stream-ordered nor managed memory can be opened by another process.
     """
 
     timed = True
@@ -155,8 +154,7 @@ class StreamDevice:
             buffer.uses = uses(view)
         return view
 
-    def is_kept(self, buffer: Buffer) -> bool:
-        return not TELLS_USES or (buffer.view is not None and uses(buffer.view) > buffer.uses)
+    is_kept = staticmethod(is_kept)
 
     def release(self, buffer: Buffer) -> None:
         self._set_free(buffer, self._driver.mark(Stream.COMPUTE))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from mpipipe.device.protocol import ALIGNMENT
+from mpipipe.device.protocol import ALIGNMENT, Buffer
 
 _count: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
 
@@ -17,6 +17,11 @@ TELLS_USES = _count is not None
 def uses(tensor: torch.Tensor) -> int:
     """How many tensors have this one's memory, by torch's own count; 0 for a torch that does not tell."""
     return 0 if _count is None else _count(tensor.untyped_storage()._cdata)
+
+
+def is_kept(buffer: Buffer) -> bool:
+    """As ``Device.is_kept``."""
+    return not TELLS_USES or (buffer.view is not None and uses(buffer.view) > buffer.uses)
 
 
 def settled(tensor: torch.Tensor) -> torch.Tensor:

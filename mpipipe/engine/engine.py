@@ -67,6 +67,7 @@ class Engine:
         self._stages = stages
         self._device = device
         self._stamp: Callable[[], Stamp] = device.stamp
+        self._is_timed = device.timed
         self._timed: list[tuple[int, Stamp, Stamp, Op]] = []
         self._last = num_stages - 1
         self.recorder = recorder
@@ -255,7 +256,7 @@ class Engine:
         once the run is over.
         """
         t1 = self._stamp()
-        if self._device.timed:
+        if self._is_timed:
             self._timed.append((kind, t0, t1, op))
         else:
             self.recorder.record(kind, t0, t1, op.row, op.stage, op.chunk, op.microbatch)

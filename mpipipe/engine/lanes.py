@@ -20,7 +20,6 @@ class Deferred:
         self._request: Request | None = None
         self.peer = peer
 
-    @property
     def has_begun(self) -> bool:
         """Whether MPI has it."""
         return self._request is not None

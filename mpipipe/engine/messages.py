@@ -55,33 +55,18 @@ class _Send:
 
 
 class _Advancing:
-    """A request that is waited for, while others begin and go on."""
+    """What is waited for, ``done``, while other messages begin and go on."""
 
-    __slots__ = ("_advance", "_request", "peer")
+    __slots__ = ("_advance", "_done", "peer")
 
-    def __init__(self, request: Request, advance: Callable[[], None]) -> None:
-        self._request = request
+    def __init__(self, done: Callable[[], bool], peer: int, advance: Callable[[], None]) -> None:
+        self._done = done
         self._advance = advance
-        self.peer = request.peer
+        self.peer = peer
 
     def test(self) -> bool:
         self._advance()
-        return self._request.test()
-
-
-class _Begins:
-    """Complete once a message has begun, which its rank's own device alone decides."""
-
-    __slots__ = ("_advance", "_deferred", "peer")
-
-    def __init__(self, deferred: Deferred, advance: Callable[[], None]) -> None:
-        self._deferred = deferred
-        self._advance = advance
-        self.peer = deferred.peer
-
-    def test(self) -> bool:
-        self._advance()
-        return self._deferred.has_begun
+        return self._done()
 
 
 def _all_complete(requests: list[Request]) -> bool:
@@ -92,7 +77,7 @@ def _all_complete(requests: list[Request]) -> bool:
 
 
 def _peer(entry: _Receive | _Send) -> str:
-    waits = any(isinstance(request, Deferred) and not request.has_begun for request in entry.requests)
+    waits = any(isinstance(request, Deferred) and not request.has_begun() for request in entry.requests)
     return f"{entry.op.peer} (not begun)" if waits else str(entry.op.peer)
 
 
@@ -181,10 +166,10 @@ class Mail:
 
     def _receive_into(self, buffer: Buffer, op: Op) -> Request:
         parts = self._device.receiving_parts(buffer)
-        requests = [self._transport.irecv(part.message, op.peer, op.tag) for part in parts]
         if not parts[0].landing:
-            return requests[0]
+            return self._transport.irecv(parts[0].message, op.peer, op.tag)
         self._lands = True
+        requests = [self._transport.irecv(part.message, op.peer, op.tag) for part in parts]
         return Landing(requests, parts, self._device)
 
     def receive_activation(self, op: Op) -> tuple[Activation, list[Buffer], int]:
@@ -247,7 +232,7 @@ class Mail:
 
     def _wait(self, request: Request, what: str) -> None:
         if self._outward.waiting or self._inward.waiting or self._lands:
-            request = _Advancing(request, self._advance)
+            request = _Advancing(request.test, request.peer, self._advance)
         self._transport.wait(request, what)
 
     def _advance(self) -> None:
@@ -291,7 +276,9 @@ class Mail:
                 entry.nbytes += buffer.nbytes
         self._sends.append(entry)
         while len(self._outward.waiting) > SENDS_AHEAD:
-            self._transport.wait(_Begins(self._outward.waiting[0], self._advance), f"its device to make {op.name}")
+            first = self._outward.waiting[0]
+            begins = _Advancing(first.has_begun, first.peer, self._advance)
+            self._transport.wait(begins, f"its device to make {op.name}")
         self.reap()  # once the message has gone
         return entry.nbytes
 

@@ -258,7 +258,8 @@ def test_a_buffer_that_is_lost_is_not_freed() -> None:
 
 def test_a_torch_that_does_not_tell_who_has_a_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     """No memory is used again then, and none is kept for that."""
-    monkeypatch.setattr("mpipipe.device.streams.TELLS_USES", False)
+    for place in ("streams", "tensors"):
+        monkeypatch.setattr(f"mpipipe.device.{place}.TELLS_USES", False)
     _, device, _ = late(staged=False)
     pool = BufferPool(device)
     for _ in range(5):

@@ -10,7 +10,7 @@ from fakes.late import LateDriver
 
 from mpipipe.config import Config
 from mpipipe.device import Device, HostDevice, StreamDevice
-from mpipipe.errors import DeviceBindingError, MissingDependencyError, NotCudaAwareError
+from mpipipe.errors import ConfigError, DeviceBindingError, MissingDependencyError, NotCudaAwareError
 from mpipipe.trainer import Trainer, devices
 from mpipipe.trainer.devices import open_rank_device
 from mpipipe.transport import Transport, run_ranks, solo
@@ -61,6 +61,16 @@ def test_a_gpu_that_is_asked_for_and_not_there_is_an_error_of_all_ranks() -> Non
 def test_a_path_out_of_gpu_memory_without_a_gpu_is_an_error_of_all_ranks() -> None:
     with pytest.raises(DeviceBindingError, match=r'comm\.path = "cuda-aware": no rank has a GPU'):
         opened(2, path="cuda-aware")
+
+
+def test_ranks_that_ask_for_different_devices_or_paths_are_told() -> None:
+    for given in ({"comm__device": "cpu"}, {"comm__path": "staged"}):
+
+        def work(transport: Transport, given: dict[str, str] = given) -> None:
+            open_rank_device(little.config(**(given if transport.rank == 1 else {})), transport)
+
+        with pytest.raises(ConfigError, match=r'rank 0 was given comm\.device = "auto", .*, rank 1 "'):
+            run_ranks(3, work)
 
 
 def test_ranks_with_and_without_a_gpu_do_not_compute_together(monkeypatch: pytest.MonkeyPatch) -> None:
